@@ -1,0 +1,33 @@
+// safetensors files, read as untrusted bytes and written atomically.
+// Format: 8 bytes little-endian header length, JSON header, then the tensors' bytes.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "foci/core/tensor.h"
+
+namespace foci {
+
+struct Safetensors {
+  std::map<std::string, Tensor> tensors;         // views of the mapped file, where aligned
+  std::map<std::string, std::string> metadata;   // "__metadata__"
+};
+
+// Maps the file and checks every name, dtype, shape, offset and length before any tensor is made.
+// Throws IoError if it cannot be read, FormatError (naming file and tensor) if it lies: header
+// longer than the file or 100 MB, unknown dtype, offsets outside the file, overlapping or with
+// gaps, shape × size ≠ length, duplicate names.
+Safetensors read_safetensors(const std::filesystem::path& path);
+Safetensors parse_safetensors(std::string_view bytes, const std::string& name);  // copies tensors
+
+// Writes to a temporary name beside `path`, syncs, then renames: a crash or a full disk leaves the
+// old file as it was. Throws IoError.
+void write_safetensors(const std::filesystem::path& path,
+                       const std::vector<std::pair<std::string, Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace foci

@@ -1,0 +1,79 @@
+// Dense operators in float32: linear layers, layer norm, activations, cross-entropy, AdamW.
+//
+// Private to attention/ and autograd/. Arguments are plain data, checked by the caller; functions
+// here only assert. Each call runs on the threads of core/threads.h. How work is cut depends on
+// shapes alone, every sum has a fixed order, and equal input rows give equal bits at every
+// position, whatever the row count: a packed batch equals its members one by one.
+//
+// R rows, I inputs, O outputs, C channels. Matrices are row-major; `ld…` are row strides.
+#pragma once
+
+#include <cstdint>
+
+#include "foci/core/simd_target.h"
+
+namespace foci::kernels {
+
+enum class Activation : uint8_t { none, relu, gelu };  // gelu: exact, x·Φ(x)
+
+struct LinearForward {
+  int64_t rows, inputs, outputs;
+  const float* x;  // [R, I]
+  int64_t ldx;
+  const float* w;     // [O, I]
+  const float* bias;  // [O] or null
+  float* y;           // [R, O] after the activation
+  int64_t ldy;
+  float* pre;  // [R, O] contiguous, before the activation; null where not wanted
+  Activation activation = Activation::none;
+};
+// y = act(x wᵀ + bias)
+void linear_forward(SimdTarget target, const LinearForward& a);
+
+// dx [R, I] (+)= dy [R, O] · w [O, I]
+void linear_backward_input(SimdTarget target, int64_t rows, int64_t inputs, int64_t outputs,
+                           const float* dy, int64_t lddy, const float* w, float* dx, int64_t lddx,
+                           bool accumulate);
+
+// dw [O, I] (+)= dyᵀ · x;  dbias [O] (+)= column sums of dy (null where not wanted)
+void linear_backward_weight(SimdTarget target, int64_t rows, int64_t inputs, int64_t outputs,
+                            const float* dy, int64_t lddy, const float* x, int64_t ldx, float* dw,
+                            float* dbias, bool accumulate);
+
+// dpre = dy ∘ act'(pre), n elements; may be in place (dpre == dy)
+void activation_backward(SimdTarget target, Activation activation, int64_t n, const float* pre,
+                         const float* dy, float* dpre);
+
+// y = (x − mean)/√(var + eps) ∘ gamma + beta over C channels; two-pass variance.
+// mean, rstd [R] are kept for backward.
+void layer_norm_forward(SimdTarget target, int64_t rows, int64_t channels, const float* x,
+                        const float* gamma, const float* beta, float eps, float* y, float* mean,
+                        float* rstd);
+// dx overwritten; dgamma, dbeta [C] accumulated into.
+void layer_norm_backward(SimdTarget target, int64_t rows, int64_t channels, const float* x,
+                         const float* gamma, const float* mean, const float* rstd, const float* dy,
+                         float* dx, float* dgamma, float* dbeta);
+
+// Row-wise softmax cross-entropy with label smoothing. labels [R] in [0, C); loss [R];
+// dlogits [R, C] is the gradient of the *mean* loss.
+void softmax_cross_entropy(SimdTarget target, int64_t rows, int64_t classes, const float* logits,
+                           const int64_t* labels, float smoothing, float* loss, float* dlogits);
+
+// y = a + b, n elements; y += x·scale; x *= scale.
+void add(SimdTarget target, int64_t n, const float* a, const float* b, float* y);
+void axpy(SimdTarget target, int64_t n, float scale, const float* x, float* y);
+void scale(SimdTarget target, int64_t n, float scale, float* x);
+
+// Σ x² in double, in a fixed order.
+double sum_of_squares(SimdTarget target, int64_t n, const float* x);
+
+struct AdamW {
+  float learning_rate, beta1, beta2, eps, weight_decay;
+  float correction1, correction2;  // 1 − beta^t
+  float grad_scale;                // gradients are multiplied by it first (clipping)
+};
+// Decoupled weight decay (Loshchilov & Hutter 2019): p −= lr·(m̂/(√v̂ + eps) + decay·p).
+void adamw_step(SimdTarget target, int64_t n, const AdamW& a, const float* grad, float* param,
+                float* m, float* v);
+
+}  // namespace foci::kernels

@@ -1,0 +1,61 @@
+// What every Highway kernel file includes, once a target: the operations foci uses, written to
+// Highway 1.0.3, and the way a file hands out its table of functions for a chosen target.
+//
+//   #define HWY_TARGET_INCLUDE "foci/kernels/NAME.cc"
+//   #include "foci/core/highway_targets.h"
+//   #include <hwy/foreach_target.h>
+//   #include "foci/kernels/simd-inl.h"
+//   HWY_BEFORE_NAMESPACE(); namespace foci::kernels { namespace HWY_NAMESPACE {
+//     … kernels …
+//     const NameKernels* name_table() { static constexpr NameKernels t{…}; return &t; }
+//   }} HWY_AFTER_NAMESPACE();
+//   #if HWY_ONCE
+//   namespace foci::kernels { FOCI_KERNEL_TABLE(NameKernels, name_table, name_kernels) }
+//   #endif
+#if defined(FOCI_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_SIMD_INL_H_
+#undef FOCI_KERNELS_SIMD_INL_H_
+#else
+#define FOCI_KERNELS_SIMD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "foci/core/simd_target.h"
+
+#ifndef FOCI_KERNEL_TABLE
+#if HWY_TARGETS & HWY_AVX3
+#define FOCI_CASE_AVX512(table) \
+  case SimdTarget::avx512: return N_AVX3::table();
+#else
+#define FOCI_CASE_AVX512(table)
+#endif
+#if HWY_TARGETS & HWY_AVX2
+#define FOCI_CASE_AVX2(table) \
+  case SimdTarget::avx2: return N_AVX2::table();
+#else
+#define FOCI_CASE_AVX2(table)
+#endif
+// Defines `const Type& name(SimdTarget)` over the per-target functions `table()`.
+#define FOCI_KERNEL_TABLE(Type, table, name)     \
+  const Type& name(SimdTarget target) {          \
+    const auto pick = [&]() -> const Type* {     \
+      switch (target) {                          \
+        FOCI_CASE_AVX512(table)                  \
+        FOCI_CASE_AVX2(table)                    \
+        default: return HWY_STATIC_DISPATCH(table)(); \
+      }                                          \
+    };                                           \
+    return *pick();                              \
+  }
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
