@@ -122,10 +122,12 @@ std::string Dims::str() const {
 
 Dims contiguous_strides(const Dims& shape) {
   Dims strides = shape;
-  int64_t step = 1;
+  // Unsigned, so that a shape too large to exist wraps instead of being undefined; whoever makes a
+  // tensor of it has product() refuse it.
+  uint64_t step = 1;
   for (int i = shape.size() - 1; i >= 0; --i) {
-    strides[i] = step;
-    step *= std::max<int64_t>(shape[i], 1);
+    strides[i] = static_cast<int64_t>(step);
+    step *= static_cast<uint64_t>(std::max<int64_t>(shape[i], 1));
   }
   return strides;
 }
