@@ -16,6 +16,25 @@ namespace foci::kernels {
 
 enum class Activation : uint8_t { none, relu, gelu };  // gelu: exact, x·Φ(x)
 
+// C [M, N] (+)= op(A) · op(B). How the operands lie in memory:
+enum class GemmLayout : uint8_t {
+  nt,  // A [M, K], B [N, K]: rows of B are dotted with rows of A
+  nn,  // A [M, K], B [K, N]
+  tn   // A [K, M], B [K, N]: summed over rows; here the result of a row depends on the whole shape
+};
+struct Gemm {
+  GemmLayout layout;
+  int64_t m, n, k;
+  const float* a;
+  int64_t lda;
+  const float* b;
+  int64_t ldb;
+  float* c;
+  int64_t ldc;
+  bool accumulate = false;
+};
+void gemm(SimdTarget target, const Gemm& a);
+
 struct LinearForward {
   int64_t rows, inputs, outputs;
   const float* x;  // [R, I]

@@ -12,6 +12,10 @@
 //   #if HWY_ONCE
 //   namespace foci::kernels { FOCI_KERNEL_TABLE(NameKernels, name_table, name_kernels) }
 //   #endif
+//
+// NameKernels and the declaration of name_kernels live in a header outside the target namespaces.
+// The baseline is SSE2 with Highway 1.2, EMU128 (four lanes) with 1.0.3, and with 1.0.3 and g++
+// before 12.3, Debian 12's, HWY_SCALAR: *one* lane, no shuffles. Kernels must be right for that too.
 #if defined(FOCI_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOCI_KERNELS_SIMD_INL_H_
 #undef FOCI_KERNELS_SIMD_INL_H_
