@@ -1,0 +1,168 @@
+// Plan: checks a spec against shapes and picks an implementation from the ordered list.
+#include "foci/attention/plan.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "foci/attention/state.h"
+
+namespace foci {
+namespace {
+
+void check_product(const char* what, const Dims& dims) {
+  int64_t bytes = 1;
+  bool fits = true;
+  for (int64_t n : dims) {
+    if (n == 0) return;
+  }
+  for (int64_t n : dims) fits = fits && !__builtin_mul_overflow(bytes, n, &bytes);
+  // The widest element has 8 bytes; twice that leaves room for padding.
+  fits = fits && !__builtin_mul_overflow(bytes, int64_t{16}, &bytes);
+  require(fits, "shape: {} of sizes {} has more elements than memory can be addressed", what,
+          dims.str());
+}
+
+const ImplementationEntry* find(Implementation id) {
+  for (const ImplementationEntry& e : implementations()) {
+    if (e.id == id) return &e;
+  }
+  return nullptr;
+}
+
+std::string_view name_of(Implementation id) {
+  switch (id) {
+    case Implementation::plain:
+      return "plain";
+    case Implementation::fused:
+      return "fused";
+  }
+  return "?";
+}
+
+}  // namespace
+
+std::span<const ImplementationEntry> implementations() {
+  static const std::vector<ImplementationEntry> list = {};
+  return list;
+}
+
+void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
+  const std::pair<const char*, int64_t> sizes[] = {{"B", s.B}, {"H", s.H}, {"Hk", s.Hk}, {"N", s.N},
+                                                   {"M", s.M}, {"D", s.D}, {"Dv", s.Dv}};
+  for (const auto& [name, n] : sizes) {
+    require(n >= 0, "shape.{}: {} arrived, a size is >= 0", name, n);
+  }
+  require(s.H >= 1, "shape.H: {} query heads arrived, at least 1 is needed", s.H);
+  require(s.Hk >= 1, "shape.Hk: {} key/value heads arrived, at least 1 is needed", s.Hk);
+  require(s.H % s.Hk == 0,
+          "shape.Hk: {} key/value heads do not divide {} query heads; H must be a multiple of Hk",
+          s.Hk, s.H);
+  require(s.dtype == DType::f32 || s.dtype == DType::f16 || s.dtype == DType::bf16,
+          "shape.dtype: {} arrived, attention computes in float32, float16 or bfloat16",
+          foci::name_of(s.dtype));
+  check_product("q [B, H, N, D]", {s.B, s.H, s.N, s.D});
+  check_product("k [B, Hk, M, D]", {s.B, s.Hk, s.M, s.D});
+  check_product("v [B, Hk, M, Dv]", {s.B, s.Hk, s.M, s.Dv});
+  check_product("y [B, H, N, Dv]", {s.B, s.H, s.N, s.Dv});
+  check_product("rows [B, H, N]", {s.B, s.H, s.N});
+  check_product("keys [B, H, M]", {s.B, s.H, s.M});
+  check_product("scores [N, M]", {s.N, s.M});
+  require(s.N < (int64_t{1} << 48) && s.M < (int64_t{1} << 48),
+          "shape: {} queries and {} keys arrived, each must be below 2^48", s.N, s.M);
+  // Kernels compute in float32, where these numbers must not become 0 or infinite.
+  const auto require_float = [](const std::string& what, double x) {
+    require(std::abs(x) <= std::numeric_limits<float>::max(),
+            "{}: {} arrived, which float32 cannot hold", what, x);
+  };
+  if (const auto* one = std::get_if<double>(&spec.scale)) require_float("scale", *one);
+  if (const auto* l2 = std::get_if<L2>(&spec.score)) require_float("score.gamma", l2->gamma);
+  if (spec.softcap) {
+    require_float("softcap", *spec.softcap);
+    require(*spec.softcap >= std::numeric_limits<float>::min(),
+            "softcap: {} arrived, which float32 cannot hold", *spec.softcap);
+  }
+  if (const auto* per_head = std::get_if<std::vector<double>>(&spec.scale)) {
+    require(static_cast<int64_t>(per_head->size()) == s.H,
+            "scale: {} numbers arrived for {} query heads; give one number, or one per query head",
+            per_head->size(), s.H);
+    for (int64_t h = 0; h < s.H; ++h) require_float(fmt::format("scale[{}]", h), (*per_head)[h]);
+  }
+  if (const auto* r = find_bias<Relative1D>(spec)) {
+    check_product("table1d [H, 2*max_distance+1]", {s.H, 2 * r->max_distance + 1});
+  }
+  if (const auto* r = find_bias<Relative2D>(spec)) {
+    check_product("table2d [H, 2*height-1, 2*width-1]", {s.H, 2 * r->height - 1, 2 * r->width - 1});
+    require(r->height * r->width == s.M,
+            "relative2d.grid: [{}, {}] holds {} positions, but there are M = {} keys", r->height,
+            r->width, r->height * r->width, s.M);
+    require(s.N <= s.M, "relative2d.grid: N = {} queries do not fit the grid's {} positions", s.N,
+            s.M);
+  }
+}
+
+Plan Plan::make(const AttentionSpec& spec, const AttentionShape& shape,
+                const PlanOptions& options) {
+  validate(spec);
+  check_shape(spec, shape);
+  auto state = std::make_shared<PlanState>();
+  state->spec = spec;
+  state->shape = shape;
+  // parse_target refuses what the machine does not run, and names what it does.
+  state->target = options.target ? parse_target(foci::name_of(*options.target)) : current_target();
+  std::string refusals;
+  if (options.implementation) {
+    const ImplementationEntry* e = find(*options.implementation);
+    require(e != nullptr, "implementation: {} is not built into this library",
+            name_of(*options.implementation));
+    const auto reason = e->refuses(spec, shape);
+    require(!reason, "implementation: {} was asked for, but does not serve this: {}", e->name,
+            reason.value_or(""));
+    state->picked = e;
+  } else {
+    for (const ImplementationEntry& e : implementations()) {
+      const auto reason = e.refuses(spec, shape);
+      if (!reason) {
+        state->picked = &e;
+        break;
+      }
+      refusals += fmt::format("; {} refused: {}", e.name, *reason);
+    }
+    require(state->picked != nullptr, "no implementation serves this spec{}", refusals);
+  }
+  state->explanation = fmt::format("{}{} on SIMD target {}{}", state->picked->name,
+                                   options.implementation ? " (asked for)" : "",
+                                   foci::name_of(state->target), refusals);
+  Plan plan;
+  plan.state_ = std::move(state);
+  return plan;
+}
+
+std::string Plan::explain() const {
+  return state_->explanation;
+}
+Implementation Plan::implementation() const {
+  return state_->picked->id;
+}
+SimdTarget Plan::target() const {
+  return state_->target;
+}
+const AttentionSpec& Plan::spec() const {
+  return state_->spec;
+}
+const AttentionShape& Plan::shape() const {
+  return state_->shape;
+}
+
+size_t Plan::workspace_bytes(bool backward) const {
+  return state_->picked->workspace_bytes(state_->spec, state_->shape, state_->target, backward);
+}
+
+Bound Plan::bind(const AttentionInputs& inputs) const {
+  auto bound = std::make_shared<BoundState>();
+  bound->plan = state_;
+  bound->problem = make_problem(state_->spec, state_->shape, state_->target, inputs);
+  return Bound(std::move(bound));
+}
+
+}  // namespace foci
