@@ -1,8 +1,10 @@
-// Whole files: read with a size limit, written to a temporary name and renamed.
+// Whole files: read with a size limit, mapped, or written to a temporary name and renamed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -11,8 +13,43 @@ namespace foci {
 // Throws IoError if it cannot be opened or read, FormatError where it is longer than `limit` bytes.
 std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 30);
 
-// All or nothing: write to PATH.tmp-PID, fsync, rename. On any failure (a full disk) the temporary
-// file is removed, the old file stays, and IoError says what happened.
+// All or nothing: write to PATH.tmp-PID-N, fsync, rename. On any failure (a full disk) the
+// temporary file is removed, the old file stays, and IoError says what happened.
 void write_file(const std::filesystem::path& path, std::string_view bytes);
+
+// The same in pieces. What was not committed is removed by the destructor. A symbolic link is
+// followed, so that its target is replaced. A device or pipe (/dev/null, /dev/stdout) is written to
+// directly, since a rename would replace it.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);  // throws IoError
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::string_view bytes);  // throws IoError
+  void commit();                       // throws IoError; at most once, nothing is written after it
+
+ private:
+  void discard() noexcept;
+
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;  // empty where the path is written to directly
+  int fd_ = -1;
+};
+
+// A regular file's bytes, paged in when touched. Private to this process: a write into them changes
+// memory, not the file. At least 64 further readable bytes follow the last one. Whoever truncates
+// the file meanwhile takes the bytes away (SIGBUS), so replace mapped files by renaming over them.
+struct MappedFile {
+  std::shared_ptr<void> owner;  // unmaps
+  std::byte* data = nullptr;    // never null
+  uint64_t size = 0;
+};
+MappedFile map_file(const std::filesystem::path& path);  // throws IoError
+
+// For messages: quoted, at most 80 characters, and nothing in it that could break a line or a
+// terminal. Names from files are untrusted too.
+std::string in_quotes(std::string_view text);
 
 }  // namespace foci

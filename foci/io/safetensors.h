@@ -1,10 +1,12 @@
 // safetensors files, read as untrusted bytes and written atomically.
-// Format: 8 bytes little-endian header length, JSON header, then the tensors' bytes.
+// Format: 8 bytes little-endian header length, JSON header, then the tensors' bytes, little-endian
+// (as is every machine that foci runs on).
 #pragma once
 
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,19 +15,21 @@
 namespace foci {
 
 struct Safetensors {
-  std::map<std::string, Tensor> tensors;         // views of the mapped file, where aligned
-  std::map<std::string, std::string> metadata;   // "__metadata__"
+  std::map<std::string, Tensor> tensors;        // views of the mapped file, where aligned
+  std::map<std::string, std::string> metadata;  // "__metadata__"
 };
 
 // Maps the file and checks every name, dtype, shape, offset and length before any tensor is made.
 // Throws IoError if it cannot be read, FormatError (naming file and tensor) if it lies: header
 // longer than the file or 100 MB, unknown dtype, offsets outside the file, overlapping or with
-// gaps, shape × size ≠ length, duplicate names.
+// gaps, shape × size ≠ length, duplicate names or keys, unknown keys, more than 8 dimensions,
+// booleans other than 0 and 1. Writing into the tensors does not change the file; see MappedFile.
 Safetensors read_safetensors(const std::filesystem::path& path);
 Safetensors parse_safetensors(std::string_view bytes, const std::string& name);  // copies tensors
 
 // Writes to a temporary name beside `path`, syncs, then renames: a crash or a full disk leaves the
-// old file as it was. Throws IoError.
+// old file as it was. Throws IoError; ArgumentError for an undefined tensor, a name given twice,
+// the name "__metadata__", or one that is not UTF-8.
 void write_safetensors(const std::filesystem::path& path,
                        const std::vector<std::pair<std::string, Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
