@@ -1,0 +1,55 @@
+// Landmark hit rates: does the most-attended patch lie on what is to be recognised?
+//
+// A *reading* is one map over the patches of a scene: one head's attention, or the mean of several
+// heads. Its landmark hit rate is the share of scenes whose most-attended patch is a landmark.
+// L layers, H heads, P patches of a scene (scenes may differ in P).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "foci/insight/estimate.h"
+
+namespace foci::insight {
+
+// 1 where the largest value of `map` [P] lies on a landmark, 0 where not. Where several patches
+// share the largest value, the share of them that are landmarks, so that a flat map scores what
+// chance would. Throws ArgumentError where sizes differ, P is 0 or a value is not finite.
+double landmark_hit(std::span<const float> map, std::span<const uint8_t> landmark);
+
+// Collects scenes; memory is L·H + 1 numbers a scene.
+class LandmarkTally {
+ public:
+  LandmarkTally(int64_t layers, int64_t heads);
+
+  // One scene: attention [L, H, P] ≥ 0, landmark [P]. Besides each head, the mean over all heads of
+  // all layers is read, each head scaled to sum 1 over the patches so that none outshouts the rest.
+  void add(std::span<const float> attention, std::span<const uint8_t> landmark);
+
+  int64_t layers() const { return layers_; }
+  int64_t heads() const { return heads_; }
+  int64_t scenes() const { return static_cast<int64_t>(combined_.size()); }
+
+  // What looking anywhere would score: the mean share of landmark patches.
+  double chance() const;
+  // Plain rates of all heads, [L, H]; NaN before the first scene.
+  std::vector<double> head_rates() const;
+  // The head with the highest rate, lowest layer and head first among equals: (layer, head).
+  // Choose it on other scenes than those it is judged on: the best of many is best by luck too.
+  std::pair<int64_t, int64_t> best_head() const;
+
+  // Rates with bootstrap intervals over scenes.
+  Estimate head(int64_t layer, int64_t head, uint64_t seed) const;
+  Estimate combined(uint64_t seed) const;   // of the mean map over all heads
+  Estimate mean_head(uint64_t seed) const;  // the rate of a head drawn at random
+
+ private:
+  int64_t layers_, heads_;
+  std::vector<double> hits_;      // [scenes, L, H]
+  std::vector<double> combined_;  // [scenes]
+  double landmark_share_ = 0;     // sum over scenes
+};
+
+}  // namespace foci::insight
