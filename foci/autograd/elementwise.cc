@@ -1,0 +1,60 @@
+#include "foci/autograd/elementwise.h"
+
+#include "foci/core/simd_target.h"
+#include "foci/core/threads.h"
+#include "foci/kernels/dense.h"
+
+namespace foci {
+
+template <>
+void add<float>(int64_t n, const float* a, const float* b, float* y) {
+  kernels::add(current_target(), n, a, b, y);
+}
+template <>
+void add<double>(int64_t n, const double* a, const double* b, double* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
+}
+
+template <>
+void axpy<float>(int64_t n, float scale, const float* x, float* y) {
+  kernels::axpy(current_target(), n, scale, x, y);
+}
+template <>
+void axpy<double>(int64_t n, double scale, const double* x, double* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] += scale * x[i];
+}
+
+template <class T>
+void add_into(const Tensor& into, const Tensor& g) {
+  require(into.shape() == g.shape(), "add_into: shapes {} and {}", into.shape().str(),
+          g.shape().str());
+  if (into.numel() == 0) return;
+  if (into.is_contiguous() && g.is_contiguous()) {
+    axpy<T>(into.numel(), T{1}, g.data<T>(), into.data<T>());
+    return;
+  }
+  // Rows of the last dimension; the others are counted through as one index.
+  const int rank = into.rank();
+  const int64_t width = into.dim(-1);
+  const int64_t rows = into.numel() / width;
+  const int64_t to_step = into.stride(-1), from_step = g.stride(-1);
+  T* const to = into.data<T>();
+  const T* const from = g.data<T>();
+  constexpr int64_t kRows = 64;  // a task long enough to be worth handing to a thread
+  parallel_for((rows + kRows - 1) / kRows, [&](int64_t task) {
+    for (int64_t row = task * kRows; row < std::min(rows, (task + 1) * kRows); ++row) {
+      int64_t rest = row, a = 0, b = 0;
+      for (int d = rank - 2; d >= 0; --d) {
+        const int64_t index = rest % into.dim(d);
+        rest /= into.dim(d);
+        a += index * into.stride(d);
+        b += index * g.stride(d);
+      }
+      for (int64_t c = 0; c < width; ++c) to[a + c * to_step] += from[b + c * from_step];
+    }
+  });
+}
+template void add_into<float>(const Tensor&, const Tensor&);
+template void add_into<double>(const Tensor&, const Tensor&);
+
+}  // namespace foci

@@ -1,0 +1,449 @@
+// One query row at a time: scores, normaliser, and their gradients by the textbook.
+//
+// Backward through a row, with g_j the gradient that reaches weight p_j:
+//   softmax, top-k  ds_j = p_j (g_j − Σ p g)
+//   entmax α        ds_j = u_j (g_j − Σ u g / Σ u), u = p^(2−α) on the support (sparsemax: α = 2)
+// and to ds is added the row statistic's share: p_j for the log-sum-exp, (α−1) u_j / Σ u for τ.
+// The entropy −Σ p log p adds −(log p_j + 1) to g_j, the coverage its upstream as it is.
+#include "foci/autograd/ops/attention_f64.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "foci/core/rng.h"
+
+namespace foci::ops {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+struct Row {
+  int64_t b, h, i;
+  std::vector<double> raw;    // score(q, k) before scale
+  std::vector<double> s;      // after scale, softcap, bias
+  std::vector<double> slope;  // ds/d(scale · raw): the softcap's slope
+  std::vector<char> allowed;
+  std::vector<double> p;
+  double stat = -kInf;
+  bool empty = true;
+};
+
+class Attention {
+ public:
+  Attention(const AttentionSpec& spec, const AttentionInputs& in)
+      : spec_(spec),
+        in_(in),
+        B(in.q.dim(0)),
+        H(in.q.dim(1)),
+        Hk(in.k.dim(1)),
+        N(in.q.dim(2)),
+        M(in.k.dim(2)),
+        D(in.q.dim(3)),
+        Dv(in.v.dim(3)) {
+    for (const Bias& bias : spec.biases) {
+      require(std::holds_alternative<TensorBias>(bias),
+              "attention in double: positional biases are not served; give them as a tensor");
+    }
+    if (in.bias.defined()) bias_ = in.bias.broadcast_to({B, H, N, M});
+    if (in.keep.defined()) keep_ = in.keep.broadcast_to({B, H, N, M});
+    if (const auto* e = std::get_if<Entmax>(&spec.normalizer)) alpha_ = e->alpha;
+  }
+
+  double scale(int64_t h) const {
+    return std::visit(
+        overloaded{[&](AutoScale) {
+                     return std::holds_alternative<Dot>(spec_.score)
+                                ? 1 / std::sqrt(static_cast<double>(D))
+                                : 1.0;
+                   },
+                   [](double s) { return s; },
+                   [&](const std::vector<double>& s) { return s[static_cast<size_t>(h)]; }},
+        spec_.scale);
+  }
+
+  const double* q(int64_t b, int64_t h, int64_t i) const { return at(in_.q, b, h, i); }
+  const double* k(int64_t b, int64_t h, int64_t j) const { return at(in_.k, b, h / (H / Hk), j); }
+  const double* v(int64_t b, int64_t h, int64_t j) const { return at(in_.v, b, h / (H / Hk), j); }
+
+  Row row(int64_t b, int64_t h, int64_t i) const {
+    Row r{b, h, i, {}, {}, {}, {}, {}};
+    const auto m = static_cast<size_t>(M);
+    r.raw.assign(m, 0);
+    r.s.assign(m, -kInf);
+    r.slope.assign(m, 0);
+    r.allowed.assign(m, 0);
+    r.p.assign(m, 0);
+    for (int64_t j = 0; j < M; ++j) {
+      if (!allows(b, h, i, j)) continue;
+      const double bias = bias_.defined() ? bias_.item({b, h, i, j}) : 0;
+      if (bias == -kInf) continue;
+      r.allowed[j] = 1;
+      r.empty = false;
+      r.raw[j] = score(q(b, h, i), k(b, h, j));
+      double s = scale(h) * r.raw[j];
+      r.slope[j] = 1;
+      if (spec_.softcap) {
+        const double t = std::tanh(s / *spec_.softcap);
+        s = *spec_.softcap * t;
+        r.slope[j] = 1 - t * t;
+      }
+      r.s[j] = s + bias;
+    }
+    const bool threshold = is_threshold();
+    if (r.empty) {
+      r.stat = threshold ? kInf : -kInf;
+      return r;
+    }
+    std::visit(overloaded{[&](Softmax) { softmax(r, r.allowed); }, [&](Sparsemax) { entmax(r, 2); },
+                          [&](Entmax e) { entmax(r, e.alpha); }, [&](TopK t) { topk(r, t.k); }},
+               spec_.normalizer);
+    return r;
+  }
+
+  // 1/(1−p) or 0 for each weight.
+  double dropout(const Row& r, int64_t j) const {
+    if (!spec_.dropout || spec_.dropout->place != DropoutPlace::weights) return 1;
+    const uint32_t threshold = dropout_threshold(spec_.dropout->p);
+    return dropout_bits(spec_.dropout->seed, r.b, r.h, r.i, j) < threshold
+               ? 0
+               : 65536.0 / (65536.0 - threshold);
+  }
+
+  // d loss / d s from d loss / d p (g) and d loss / d stat.
+  std::vector<double> backward(const Row& r, const std::vector<double>& g, double dstat) const {
+    const auto m = static_cast<size_t>(M);
+    std::vector<double> u(m, 0), ds(m, 0);
+    const bool threshold = is_threshold();
+    double sum = 0, mean = 0;
+    for (size_t j = 0; j < m; ++j) {
+      if (r.p[j] > 0) u[j] = threshold ? std::pow(r.p[j], 2 - alpha_) : r.p[j];
+      sum += u[j];
+    }
+    if (sum == 0) return ds;
+    for (size_t j = 0; j < m; ++j) {
+      if (u[j] > 0) mean += u[j] * g[j] / sum;
+    }
+    for (size_t j = 0; j < m; ++j) {
+      if (u[j] == 0) continue;
+      ds[j] = u[j] * (g[j] - mean) + dstat * u[j] / sum * (threshold ? alpha_ - 1 : 1);
+    }
+    return ds;
+  }
+
+  // Adds the gradients of raw score (b, h, i, j), which received g.
+  void score_backward(const Row& r, int64_t j, double g, double* dq, double* dk, double* dw) const {
+    const double *a = q(r.b, r.h, r.i), *c = k(r.b, r.h, j);
+    std::visit(overloaded{[&](Dot) {
+                            for (int64_t d = 0; d < D; ++d) {
+                              dq[d] += g * c[d];
+                              dk[d] += g * a[d];
+                            }
+                          },
+                          [&](Cosine) {
+                            const double na = norm(a), nc = norm(c), cosine = r.raw[j];
+                            if (na == 0 || nc == 0) return;
+                            for (int64_t d = 0; d < D; ++d) {
+                              dq[d] += g * (c[d] / nc - cosine * a[d] / na) / na;
+                              dk[d] += g * (a[d] / na - cosine * c[d] / nc) / nc;
+                            }
+                          },
+                          [&](L2 l2) {
+                            for (int64_t d = 0; d < D; ++d) {
+                              const double x = -2 * l2.gamma * (a[d] - c[d]) * g;
+                              dq[d] += x;
+                              dk[d] -= x;
+                            }
+                          },
+                          [&](Additive) {
+                            for (int64_t d = 0; d < D; ++d) {
+                              const double t = std::tanh(a[d] + c[d]);
+                              const double x = g * in_.score_w.item({d}) * (1 - t * t);
+                              dq[d] += x;
+                              dk[d] += x;
+                              dw[d] += g * t;
+                            }
+                          }},
+               spec_.score);
+  }
+
+  bool is_threshold() const {
+    return std::holds_alternative<Sparsemax>(spec_.normalizer) ||
+           std::holds_alternative<Entmax>(spec_.normalizer);
+  }
+
+ private:
+  static const double* at(const Tensor& t, int64_t b, int64_t h, int64_t i) {
+    return t.data<double>() + b * t.stride(0) + h * t.stride(1) + i * t.stride(2);
+  }
+  double norm(const double* x) const {
+    double s = 0;
+    for (int64_t d = 0; d < D; ++d) s += x[d] * x[d];
+    return std::sqrt(s);
+  }
+
+  bool allows(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    // Inside a segment, sizes and positions count from its own keys and queries.
+    int64_t n = N, m = M, qi = i, kj = j;
+    if (has_mask<Segments>(spec_)) {
+      const int32_t segment = in_.q_segments.at<int32_t>(b, i);
+      if (in_.k_segments.at<int32_t>(b, j) != segment) return false;
+      n = m = qi = kj = 0;
+      for (int64_t x = 0; x < N; ++x) {
+        const bool mine = in_.q_segments.at<int32_t>(b, x) == segment;
+        n += mine;
+        qi += mine && x < i;
+      }
+      for (int64_t x = 0; x < M; ++x) {
+        const bool mine = in_.k_segments.at<int32_t>(b, x) == segment;
+        m += mine;
+        kj += mine && x < j;
+      }
+    }
+    const auto position = [&](Align align) {
+      switch (align) {
+        case Align::bottom_right:
+          return qi + m - n;
+        case Align::top_left:
+          return qi;
+        case Align::past:
+          return qi + in_.past_lengths.at<int64_t>(b);
+      }
+      return qi;
+    };
+    bool seen = true;
+    for (const Mask& mask : spec_.masks) {
+      seen = seen &&
+             std::visit(overloaded{[&](Causal c) { return kj <= position(c.align); },
+                                   [&](const Window& w) {
+                                     const int64_t p = position(w.align);
+                                     return (!w.left || kj >= p - *w.left) &&
+                                            (!w.right || kj <= p + *w.right);
+                                   },
+                                   [&](KeyLengths) { return j < in_.key_lengths.at<int64_t>(b); },
+                                   [](Segments) { return true; },
+                                   [&](Keep) { return keep_.at<bool>(b, h, i, j); }},
+                        mask);
+    }
+    if (spec_.dropout && spec_.dropout->place == DropoutPlace::keys) {
+      seen = seen &&
+             dropout_bits(spec_.dropout->seed, b, h, i, j) >= dropout_threshold(spec_.dropout->p);
+    }
+    return seen;
+  }
+
+  double score(const double* a, const double* c) const {
+    return std::visit(overloaded{[&](Dot) {
+                                   double s = 0;
+                                   for (int64_t d = 0; d < D; ++d) s += a[d] * c[d];
+                                   return s;
+                                 },
+                                 [&](Cosine) {
+                                   const double na = norm(a), nc = norm(c);
+                                   if (na == 0 || nc == 0) return 0.0;
+                                   double s = 0;
+                                   for (int64_t d = 0; d < D; ++d) s += a[d] / na * (c[d] / nc);
+                                   return s;
+                                 },
+                                 [&](L2 l2) {
+                                   double s = 0;
+                                   for (int64_t d = 0; d < D; ++d) {
+                                     s += (a[d] - c[d]) * (a[d] - c[d]);
+                                   }
+                                   return -l2.gamma * s;
+                                 },
+                                 [&](Additive) {
+                                   double s = 0;
+                                   for (int64_t d = 0; d < D; ++d) {
+                                     s += in_.score_w.item({d}) * std::tanh(a[d] + c[d]);
+                                   }
+                                   return s;
+                                 }},
+                      spec_.score);
+  }
+
+  void softmax(Row& r, const std::vector<char>& taking_part) const {
+    double top = -kInf, sum = 0;
+    for (size_t j = 0; j < r.s.size(); ++j) {
+      if (taking_part[j]) top = std::max(top, r.s[j]);
+    }
+    for (size_t j = 0; j < r.s.size(); ++j) {
+      if (taking_part[j]) sum += r.p[j] = std::exp(r.s[j] - top);
+    }
+    for (double& p : r.p) p /= sum;
+    r.stat = top + std::log(sum);
+  }
+
+  // Bisection on τ: Σ [(α−1)s − τ]₊^(1/(α−1)) falls from ≥ 1 at max − 1 to 0 at max.
+  void entmax(Row& r, double alpha) const {
+    const double power = 1 / (alpha - 1);
+    double top = -kInf;
+    for (size_t j = 0; j < r.s.size(); ++j) {
+      if (r.allowed[j]) top = std::max(top, (alpha - 1) * r.s[j]);
+    }
+    double low = top - 1, high = top;
+    const auto weight = [&](size_t j, double tau) {
+      const double x = (alpha - 1) * r.s[j] - tau;
+      return r.allowed[j] && x > 0 ? std::pow(x, power) : 0;
+    };
+    for (int step = 0; step < 200; ++step) {
+      const double middle = (low + high) / 2;
+      double sum = 0;
+      for (size_t j = 0; j < r.s.size(); ++j) sum += weight(j, middle);
+      (sum >= 1 ? low : high) = middle;
+    }
+    for (size_t j = 0; j < r.s.size(); ++j) r.p[j] = weight(j, low);
+    r.stat = low;
+  }
+
+  void topk(Row& r, int64_t count) const {
+    std::vector<size_t> order;
+    for (size_t j = 0; j < r.s.size(); ++j) {
+      if (r.allowed[j]) order.push_back(j);
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return r.s[a] > r.s[b]; });
+    if (static_cast<int64_t>(order.size()) > count) order.resize(static_cast<size_t>(count));
+    std::vector<char> chosen(r.s.size(), 0);
+    for (size_t j : order) chosen[j] = 1;
+    softmax(r, chosen);
+  }
+
+  const AttentionSpec& spec_;
+  const AttentionInputs& in_;
+  Tensor bias_, keep_;
+  double alpha_ = 2;
+
+ public:
+  const int64_t B, H, Hk, N, M, D, Dv;
+
+  template <class F>
+  void for_each_row(F&& f) const {
+    for (int64_t b = 0; b < B; ++b) {
+      for (int64_t h = 0; h < H; ++h) {
+        for (int64_t i = 0; i < N; ++i) f(row(b, h, i));
+      }
+    }
+  }
+};
+
+double* row_of(const Tensor& t, int64_t b, int64_t h, int64_t i) {
+  return t.data<double>() + b * t.stride(0) + h * t.stride(1) + i * t.stride(2);
+}
+double value(const Tensor& t, int64_t b, int64_t h, int64_t i) {
+  return t.defined() ? t.at<double>(b, h, i) : 0;
+}
+
+}  // namespace
+
+void attention_f64_forward(const AttentionSpec& spec, const AttentionInputs& in,
+                           AttentionOutputs& out) {
+  const Attention a(spec, in);
+  const Dims rows{a.B, a.H, a.N};
+  out.row_stat = Tensor::zeros(rows, DType::f64);
+  if (spec.statistics.has(Statistic::entropy)) out.entropy = Tensor::zeros(rows, DType::f64);
+  if (spec.statistics.has(Statistic::support)) out.support = Tensor::zeros(rows, DType::f64);
+  if (spec.statistics.has(Statistic::max_weight)) {
+    out.max_weight = Tensor::zeros(rows, DType::f64);
+    out.max_key = Tensor::full(rows, -1, DType::i64);
+  }
+  if (spec.statistics.has(Statistic::coverage)) {
+    out.coverage = Tensor::zeros({a.B, a.H, a.M}, DType::f64);
+  }
+  out.y.fill(0);
+  a.for_each_row([&](const Row& r) {
+    out.row_stat.at<double>(r.b, r.h, r.i) = r.stat;
+    double* y = row_of(out.y, r.b, r.h, r.i);
+    double entropy = 0, best = 0, support = 0;
+    int64_t key = -1;
+    for (int64_t j = 0; j < a.M; ++j) {
+      const double p = r.p[j];
+      if (out.coverage.defined()) out.coverage.at<double>(r.b, r.h, j) += p;
+      if (p > best) {
+        best = p;
+        key = j;
+      }
+      const bool softmax = std::holds_alternative<Softmax>(spec.normalizer);
+      support += softmax ? r.allowed[j] : p > 0;
+      if (p == 0) continue;
+      entropy -= p * std::log(p);
+      const double* v = a.v(r.b, r.h, j);
+      for (int64_t d = 0; d < a.Dv; ++d) y[d] += p * a.dropout(r, j) * v[d];
+    }
+    if (out.entropy.defined()) out.entropy.at<double>(r.b, r.h, r.i) = entropy;
+    if (out.support.defined()) out.support.at<double>(r.b, r.h, r.i) = support;
+    if (out.max_weight.defined()) {
+      out.max_weight.at<double>(r.b, r.h, r.i) = best;
+      out.max_key.at<int64_t>(r.b, r.h, r.i) = key;
+    }
+  });
+}
+
+AttentionGradients attention_f64_backward(const AttentionSpec& spec, const AttentionInputs& in,
+                                          const AttentionOutputs& saved,
+                                          const AttentionUpstream& up) {
+  const Attention a(spec, in);
+  AttentionGradients g;
+  g.dq = Tensor::zeros(in.q.shape(), DType::f64);
+  g.dk = Tensor::zeros(in.k.shape(), DType::f64);
+  g.dv = Tensor::zeros(in.v.shape(), DType::f64);
+  const bool per_head = std::holds_alternative<std::vector<double>>(spec.scale);
+  g.dscale = Tensor::zeros({per_head ? a.H : 1}, DType::f64);
+  if (in.bias.defined()) g.dbias = Tensor::zeros(in.bias.shape(), DType::f64);
+  if (in.score_w.defined()) g.dscore_w = Tensor::zeros(in.score_w.shape(), DType::f64);
+  Tensor dbias = g.dbias.defined() ? g.dbias.broadcast_to({a.B, a.H, a.N, a.M}) : Tensor();
+
+  a.for_each_row([&](const Row& r) {
+    if (r.empty) return;
+    const int64_t kv = r.h / (a.H / a.Hk);
+    const double* dy = up.dy.defined() ? row_of(up.dy, r.b, r.h, r.i) : nullptr;
+    const double dentropy = value(up.dentropy, r.b, r.h, r.i);
+    std::vector<double> dp(static_cast<size_t>(a.M), 0);
+    for (int64_t j = 0; j < a.M; ++j) {
+      if (r.p[j] == 0) continue;
+      dp[j] = value(up.dcoverage, r.b, r.h, j) - dentropy * (std::log(r.p[j]) + 1);
+      if (saved.max_key.defined() && saved.max_key.at<int64_t>(r.b, r.h, r.i) == j) {
+        dp[j] += value(up.dmax_weight, r.b, r.h, r.i);
+      }
+      if (!dy) continue;
+      const double keep = a.dropout(r, j);
+      const double* v = a.v(r.b, r.h, j);
+      double* dv = row_of(g.dv, r.b, kv, j);
+      for (int64_t d = 0; d < a.Dv; ++d) {
+        dp[j] += keep * dy[d] * v[d];
+        dv[d] += keep * r.p[j] * dy[d];
+      }
+    }
+    const std::vector<double> ds = a.backward(r, dp, value(up.drow_stat, r.b, r.h, r.i));
+    for (int64_t j = 0; j < a.M; ++j) {
+      if (ds[j] == 0) continue;
+      if (dbias.defined()) dbias.at<double>(r.b, r.h, r.i, j) += ds[j];
+      const double inner = ds[j] * r.slope[j];
+      g.dscale.data<double>()[per_head ? r.h : 0] += inner * r.raw[j];
+      a.score_backward(r, j, inner * a.scale(r.h), row_of(g.dq, r.b, r.h, r.i),
+                       row_of(g.dk, r.b, kv, j),
+                       g.dscore_w.defined() ? g.dscore_w.data<double>() : nullptr);
+    }
+  });
+  return g;
+}
+
+Tensor attention_f64_weights(const AttentionSpec& spec, const AttentionInputs& in,
+                             std::span<const int64_t> rows, std::span<const int64_t> heads) {
+  const Attention a(spec, in);
+  const auto n = static_cast<int64_t>(rows.size()), h = static_cast<int64_t>(heads.size());
+  Tensor w = Tensor::zeros({a.B, h, n, a.M}, DType::f64);
+  for (int64_t b = 0; b < a.B; ++b) {
+    for (int64_t x = 0; x < h; ++x) {
+      require(heads[x] >= 0 && heads[x] < a.H, "weights: head {} of {}", heads[x], a.H);
+      for (int64_t i = 0; i < n; ++i) {
+        require(rows[i] >= 0 && rows[i] < a.N, "weights: row {} of {}", rows[i], a.N);
+        const Row r = a.row(b, heads[x], rows[i]);
+        for (int64_t j = 0; j < a.M; ++j) w.at<double>(b, x, i, j) = r.p[j];
+      }
+    }
+  }
+  return w;
+}
+
+}  // namespace foci::ops

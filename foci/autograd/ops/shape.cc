@@ -1,0 +1,75 @@
+// slice and reshape: views that share memory and gradient with their input. concat: a copy.
+#include "foci/autograd/ops.h"
+
+namespace foci::ops {
+
+template <class T>
+Var<T> slice(Tape<T>& tape, const Var<T>& x, int dim, int64_t begin, int64_t end) {
+  return tape.view(x, [dim, begin, end](const Tensor& t) { return t.slice(dim, begin, end); });
+}
+
+template <class T>
+Var<T> reshape(Tape<T>& tape, const Var<T>& x, const Dims& shape) {
+  if (x.value().is_contiguous()) {
+    const Dims to = x.value().reshape(shape).shape();
+    return tape.view(x, [to](const Tensor& t) { return t.reshape(to); });
+  }
+  Var<T> out = tape.result(x.value().clone().reshape(shape), {&x});
+  if (!out.needs_grad()) return out;
+  tape.record(
+      {out}, [dx = x.slot(), self = out.slot()] { dx->add(self->grad.reshape(dx->shape), false); });
+  return out;
+}
+
+template <class T>
+Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim) {
+  require(!parts.empty(), "concat: nothing to join");
+  const int rank = parts[0].rank();
+  const int d = dim < 0 ? dim + rank : dim;
+  require(d >= 0 && d < rank, "concat: dimension {} of rank {}", dim, rank);
+  Dims shape = parts[0].shape();
+  shape[d] = 0;
+  bool needed = false;
+  for (const Var<T>& p : parts) {
+    Dims other = p.shape();
+    require(other.size() == rank, "concat: shapes {} and {} differ in rank", parts[0].shape().str(),
+            p.shape().str());
+    shape[d] += other[d];
+    other[d] = shape[d];
+    require(other == shape, "concat: shapes {} and {} along dimension {}", parts[0].shape().str(),
+            p.shape().str(), d);
+    needed = needed || p.needs_grad();
+  }
+  Tensor y = Tensor::empty(shape, dtype_v<T>);
+  int64_t at = 0;
+  for (const Var<T>& p : parts) {
+    y.slice(d, at, at + p.dim(d)).copy_from(p.value());
+    at += p.dim(d);
+  }
+  Var<T> out = tape.result(y, needed);
+  if (!out.needs_grad()) return out;
+  std::vector<std::shared_ptr<detail::GradSlot<T>>> slots;
+  std::vector<int64_t> sizes;
+  for (const Var<T>& p : parts) {
+    slots.push_back(p.slot());
+    sizes.push_back(p.dim(d));
+  }
+  tape.record({out}, [slots, sizes, d, self = out.slot()] {
+    int64_t begin = 0;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i]) slots[i]->add(self->grad.slice(d, begin, begin + sizes[i]), false);
+      begin += sizes[i];
+    }
+  });
+  return out;
+}
+
+#define FOCI_INSTANTIATE(T)                                              \
+  template Var<T> slice(Tape<T>&, const Var<T>&, int, int64_t, int64_t); \
+  template Var<T> reshape(Tape<T>&, const Var<T>&, const Dims&);         \
+  template Var<T> concat(Tape<T>&, const std::vector<Var<T>>&, int);
+FOCI_INSTANTIATE(float)
+FOCI_INSTANTIATE(double)
+#undef FOCI_INSTANTIATE
+
+}  // namespace foci::ops

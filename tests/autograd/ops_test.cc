@@ -1,0 +1,212 @@
+// Every operator but attention: gradients against finite differences in double, float against
+// double, and the corners of each.
+#include "foci/autograd/ops.h"
+
+#include <gtest/gtest.h>
+
+#include "autograd/gradient_check.h"
+#include "foci/core/threads.h"
+
+namespace foci {
+namespace {
+
+using testing::check_operator;
+using testing::random_tensor;
+
+template <class T>
+using Vars = std::vector<Var<T>>;
+
+TEST(Linear, EveryActivation) {
+  for (auto act : {ops::Activation::none, ops::Activation::relu, ops::Activation::gelu}) {
+    check_operator({random_tensor({2, 3, 5}, 1), random_tensor({7, 5}, 2), random_tensor({7}, 3)},
+                   [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+                     return Vars<T>{ops::linear(tape, v[0], v[1], v[2], act)};
+                   });
+  }
+}
+
+TEST(Linear, WithoutBiasAndOnAStridedView) {
+  check_operator({random_tensor({4, 9}, 1), random_tensor({3, 5}, 2)},
+                 [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+                   const Var<T> x = ops::slice(tape, v[0], 1, 2, 7);
+                   return Vars<T>{ops::linear(tape, x, v[1], Var<T>())};
+                 });
+}
+
+TEST(Linear, NoRows) {
+  check_operator({random_tensor({0, 4}, 1), random_tensor({3, 4}, 2), random_tensor({3}, 3)},
+                 [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+                   return Vars<T>{ops::linear(tape, v[0], v[1], v[2])};
+                 });
+}
+
+TEST(Linear, RefusesOtherShapes) {
+  Tape<float> tape;
+  const Var<float> x = tape.leaf(Tensor::zeros({2, 3})), w = tape.leaf(Tensor::zeros({4, 5}));
+  try {
+    ops::linear(tape, x, w, Var<float>());
+    FAIL();
+  } catch (const ArgumentError& e) {
+    EXPECT_NE(std::string(e.what()).find("[2, 3] for a weight of shape [4, 5]"), std::string::npos)
+        << e.what();
+  }
+}
+
+TEST(LayerNorm, Gradients) {
+  check_operator({random_tensor({3, 2, 6}, 1), random_tensor({6}, 2), random_tensor({6}, 3)},
+                 [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+                   return Vars<T>{ops::layer_norm(tape, v[0], v[1], v[2], 1e-5)};
+                 });
+}
+
+TEST(Add, ResidualStream) {  // one value goes three ways, so that its gradients add up
+  check_operator({random_tensor({4, 3}, 1), random_tensor({3, 3}, 2)},
+                 [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+                   Var<T> x = ops::add(tape, v[0], ops::linear(tape, v[0], v[1], Var<T>()));
+                   x = ops::add(tape, x, ops::linear(tape, x, v[1], Var<T>()));
+                   return Vars<T>{ops::add(tape, x, v[0]), x};
+                 });
+}
+
+TEST(Add, TheSameValueTwice) {
+  check_operator({random_tensor({4, 3}, 1)}, [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+    return Vars<T>{ops::add(tape, v[0], v[0])};
+  });
+}
+
+TEST(Scale, Gradients) {
+  check_operator({random_tensor({5}, 1)}, [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+    return Vars<T>{ops::scale(tape, v[0], -2.5)};
+  });
+}
+
+TEST(GatherRows, RepeatedRows) {
+  check_operator({random_tensor({4, 3}, 1)}, [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+    return Vars<T>{ops::gather_rows(tape, v[0], {2, 0, 2, 2, 3})};
+  });
+  Tape<float> tape;
+  EXPECT_THROW(ops::gather_rows(tape, tape.leaf(Tensor::zeros({4, 3})), {4}), ArgumentError);
+}
+
+TEST(MixRows, EmptyAndLongMixes) {
+  check_operator({random_tensor({4, 3}, 1)}, [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+    return Vars<T>{ops::mix_rows(
+        tape, v[0], {.begin = {0, 2, 2, 5}, .row = {0, 1, 3, 3, 2}, .weight = {.5, .5, 1, -2, 3}})};
+  });
+}
+
+TEST(SegmentMean, EmptySegmentsGiveZero) {
+  check_operator({random_tensor({6, 3}, 1)}, [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+    return Vars<T>{ops::segment_mean(tape, v[0], {0, 2, 2, 6})};
+  });
+}
+
+TEST(CrossEntropy, WithAndWithoutSmoothing) {
+  for (double smoothing : {0.0, 0.1}) {
+    check_operator({random_tensor({3, 5}, 1, 3)}, [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+      return Vars<T>{ops::softmax_cross_entropy(tape, v[0], {4, 0, 2}, smoothing)};
+    });
+  }
+}
+
+TEST(CrossEntropy, HugeLogitsStayFinite) {
+  Tape<float> tape;
+  Tensor rows;
+  const Var<float> x = tape.leaf(Tensor::from<float>({151.29f, 150.29f, 1e6f, -1e6f}, {2, 2}));
+  const Var<float> loss = ops::softmax_cross_entropy(tape, x, {0, 0}, 0, &rows);
+  EXPECT_NEAR(rows.at<float>(0), std::log(1 + std::exp(-1.0)), 1e-5);
+  EXPECT_EQ(rows.at<float>(1), 0);
+  EXPECT_THROW(ops::softmax_cross_entropy(tape, x, {0, 2}, 0), ArgumentError);
+}
+
+TEST(Shapes, ViewsAndJoins) {
+  check_operator({random_tensor({4, 6}, 1), random_tensor({4, 2}, 2)},
+                 [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+                   const Var<T> a = ops::slice(tape, v[0], 1, 1, 4);    // strided
+                   const Var<T> b = ops::reshape(tape, a, {2, 6});      // so this one copies
+                   const Var<T> c = ops::reshape(tape, v[0], {12, 2});  // this one does not
+                   const Var<T> d = ops::slice(tape, c, 0, 3, 7);
+                   return Vars<T>{ops::concat(tape, Vars<T>{d, v[1]}, 1), b,
+                                  ops::concat(tape, Vars<T>{v[1], d, d}, 0)};
+                 });
+}
+
+TEST(Shapes, ViewsDoNotCopy) {
+  Tape<float> tape;
+  const Var<float> x = tape.leaf(Tensor::zeros({4, 6}));
+  EXPECT_TRUE(ops::slice(tape, x, 1, 1, 3).value().shares_storage(x.value()));
+  EXPECT_TRUE(ops::reshape(tape, x, {24}).value().shares_storage(x.value()));
+}
+
+TEST(DropoutOp, GradientsFollowTheSameBits) {
+  check_operator({random_tensor({5, 7}, 1)}, [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+    return Vars<T>{ops::dropout(tape, v[0], 0.3, 11, 5)};
+  });
+}
+
+TEST(DropoutOp, RateMeanAndIndependenceOfThreads) {
+  const int64_t n = 100'000;
+  const int before = num_threads();
+  std::vector<Tensor> results;
+  for (int threads : {1, 3}) {
+    set_num_threads(threads);
+    Tape<float> tape(false);
+    results.push_back(ops::dropout(tape, tape.constant(Tensor::full({n}, 1)), 0.25, 7, 1).value());
+  }
+  set_num_threads(before);
+  double kept = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float y = results[0].at<float>(i);
+    ASSERT_EQ(y, results[1].at<float>(i));
+    ASSERT_TRUE(y == 0 || std::abs(y - 1 / 0.75f) < 1e-6f);
+    kept += y != 0;
+  }
+  EXPECT_NEAR(kept / n, 0.75, 5 * std::sqrt(0.25 * 0.75 / n));  // five standard deviations
+  Tape<float> tape;
+  const Var<float> x = tape.leaf(Tensor::full({4}, 1));
+  EXPECT_TRUE(ops::dropout(tape, x, 0, 7, 1).value().shares_storage(x.value()));
+  EXPECT_THROW(ops::dropout(tape, x, 1, 7, 1), ArgumentError);
+}
+
+TEST(TapeTest, GradientsAddUpInParameters) {
+  Parameter<float> p{"w", Tensor::full({3}, 2), {}, true};
+  for (int step = 0; step < 2; ++step) {
+    Tape<float> tape;
+    const Var<float> w = tape.parameter(p);
+    tape.backward(ops::scale(tape, w, 3), Tensor::full({3}, 1));
+  }
+  for (float g : p.grad.span<float>()) EXPECT_EQ(g, 6);
+}
+
+TEST(TapeTest, WhatNothingNeedsIsNotRecorded) {
+  Tape<float> tape;
+  const Var<float> x = tape.constant(Tensor::zeros({2, 2}));
+  ops::add(tape, x, x);
+  EXPECT_EQ(tape.steps(), 0u);
+  Tape<float> off(false);
+  const Var<float> y = off.leaf(Tensor::zeros({2, 2}));
+  ops::add(off, y, y);
+  EXPECT_EQ(off.steps(), 0u);
+  EXPECT_THROW(off.backward(y), ArgumentError);
+  EXPECT_THROW(tape.backward(x), ArgumentError);
+}
+
+TEST(TapeTest, BackwardFreesWhatWasSaved) {
+  Tape<float> tape;
+  auto memory = std::make_shared<std::vector<float>>(4, 1.f);
+  std::weak_ptr<std::vector<float>> alive = memory;
+  Var<float> loss;
+  {
+    float* const data = memory->data();
+    const Var<float> x =
+        tape.leaf(Tensor::wrap(data, {1, 4}, {4, 1}, DType::f32, std::move(memory)));
+    const Var<float> w = tape.leaf(Tensor::full({1, 4}, 1));
+    loss = ops::linear(tape, x, w, Var<float>());
+  }
+  EXPECT_FALSE(alive.expired());  // linear keeps its input for dw
+  tape.backward(loss);
+  EXPECT_TRUE(alive.expired());
+}
+
+}  // namespace
+}  // namespace foci
