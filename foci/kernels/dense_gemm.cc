@@ -1,0 +1,27 @@
+// The matrix product's task-level functions, compiled once a SIMD target.
+#define HWY_TARGET_INCLUDE "foci/kernels/dense_gemm.cc"
+#include "foci/core/highway_targets.h"
+// After foci's choice of targets.
+#include <hwy/foreach_target.h>
+
+#include "foci/kernels/gemm-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+const GemmKernels* gemm_table() {
+  static constexpr GemmKernels t{kTileRows, kPanelCols,       gemm_block,
+                                 gemm_pack, gemm_column_sums, gemm_sum_parts};
+  return &t;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foci::kernels {
+FOCI_KERNEL_TABLE(GemmKernels, gemm_table, gemm_kernels)
+}
+#endif

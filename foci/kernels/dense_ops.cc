@@ -1,0 +1,254 @@
+// Layer norm, cross-entropy, activations' derivatives, AdamW and vector arithmetic, compiled once a
+// SIMD target. Tails run the same operations behind a mask, so an element's bits do not depend on
+// where it stands.
+#define HWY_TARGET_INCLUDE "foci/kernels/dense_ops.cc"
+#include "foci/core/highway_targets.h"
+// After foci's choice of targets.
+#include <hwy/foreach_target.h>
+
+#include <cassert>
+#include <cmath>
+#include <limits>
+
+#include "foci/kernels/dense_math-inl.h"
+#include "foci/kernels/dense_ops.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// Calls f(index, load, store) for whole vectors and once more, masked, for the rest. load(p) reads
+// lanes p[index…], zeros behind the end; store(v, p) writes them.
+template <class F>
+HWY_INLINE void for_lanes(int64_t n, F f) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    f([i](const float* p) HWY_ATTR { return hn::LoadU(FloatTag(), p + i); },
+      [i](FloatVec v, float* p) HWY_ATTR { hn::StoreU(v, FloatTag(), p + i); });
+  }
+  if (i < n) {
+    const auto mask = hn::FirstN(d, static_cast<size_t>(n - i));
+    f([i, mask](const float* p) HWY_ATTR { return hn::MaskedLoad(mask, FloatTag(), p + i); },
+      [i, mask](FloatVec v, float* p) HWY_ATTR { hn::BlendedStore(v, mask, FloatTag(), p + i); });
+  }
+}
+
+// Likewise for sums: lanes behind the end must not count, so f also gets keep(v), which zeroes
+// them.
+template <class F>
+HWY_INLINE void for_lanes_kept(int64_t n, F f) {
+  const FloatTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    f([i](const float* p) HWY_ATTR { return hn::LoadU(FloatTag(), p + i); },
+      [](FloatVec v) HWY_ATTR { return v; });
+  }
+  if (i < n) {
+    const auto mask = hn::FirstN(d, static_cast<size_t>(n - i));
+    f([i, mask](const float* p) HWY_ATTR { return hn::MaskedLoad(mask, FloatTag(), p + i); },
+      [mask](FloatVec v) HWY_ATTR { return hn::IfThenElseZero(mask, v); });
+  }
+}
+
+HWY_INLINE float sum_of(FloatVec v) {
+  return hn::GetLane(hn::SumOfLanes(FloatTag(), v));
+}
+
+void activation_backward_task(Activation activation, int64_t n, const float* pre, const float* dy,
+                              float* dpre) {
+  switch (activation) {
+    case Activation::none:
+      for_lanes(n, [&](auto load, auto store) HWY_ATTR { store(load(dy), dpre); });
+      break;
+    case Activation::relu:
+      for_lanes(n, [&](auto load, auto store) HWY_ATTR {
+        const auto off = hn::Le(load(pre), hn::Zero(FloatTag()));
+        store(hn::IfThenZeroElse(off, load(dy)), dpre);
+      });
+      break;
+    case Activation::gelu:
+      for_lanes(n, [&](auto load, auto store)
+                       HWY_ATTR { store(hn::Mul(load(dy), gelu_derivative(load(pre))), dpre); });
+      break;
+  }
+}
+
+void layer_norm_forward_task(int64_t rows, int64_t channels, const float* x, const float* gamma,
+                             const float* beta, float eps, float* y, float* mean, float* rstd) {
+  const FloatTag d;
+  const float share = 1.0f / static_cast<float>(channels);
+  for (int64_t r = 0; r < rows; ++r, x += channels, y += channels) {
+    FloatVec sum = hn::Zero(d);
+    for_lanes(channels, [&](auto load, auto) HWY_ATTR { sum = hn::Add(sum, load(x)); });
+    mean[r] = sum_of(sum) * share;
+    // The rounded mean may be off by more than the spread of the row (a constant row far from 0),
+    // so what it is off by is measured and taken out as well.
+    const FloatVec center = hn::Set(d, mean[r]);
+    FloatVec off = hn::Zero(d), squares = hn::Zero(d);
+    for_lanes_kept(channels, [&](auto load, auto keep) HWY_ATTR {
+      const FloatVec v = keep(hn::Sub(load(x), center));
+      off = hn::Add(off, v);
+      squares = hn::MulAdd(v, v, squares);
+    });
+    const float mean_off = sum_of(off) * share;
+    float variance = sum_of(squares) * share - mean_off * mean_off;
+    if (variance < 0) variance = 0;
+    rstd[r] = 1.0f / std::sqrt(variance + eps);
+    const FloatVec shift = hn::Set(d, mean_off), factor = hn::Set(d, rstd[r]);
+    for_lanes(channels, [&](auto load, auto store) HWY_ATTR {
+      const FloatVec xhat = hn::Mul(hn::Sub(hn::Sub(load(x), center), shift), factor);
+      store(hn::MulAdd(xhat, load(gamma), load(beta)), y);
+    });
+  }
+}
+
+// With x̂ = (x − mean)·rstd and g = dy∘gamma:  dx = rstd·(g − Σg/C − x̂·Σ(g∘x̂)/C)
+void layer_norm_backward_task(int64_t rows, int64_t channels, const float* x, const float* gamma,
+                              const float* mean, const float* rstd, const float* dy, float* dx,
+                              float* dgamma, float* dbeta) {
+  const FloatTag d;
+  const float share = 1.0f / static_cast<float>(channels);
+  for_lanes(channels, [&](auto, auto store) HWY_ATTR {
+    store(hn::Zero(d), dgamma);
+    store(hn::Zero(d), dbeta);
+  });
+  for (int64_t r = 0; r < rows; ++r, x += channels, dy += channels, dx += channels) {
+    const FloatVec center = hn::Set(d, mean[r]), factor = hn::Set(d, rstd[r]);
+    FloatVec off = hn::Zero(d), sum = hn::Zero(d), dot = hn::Zero(d);
+    for_lanes_kept(channels, [&](auto load, auto keep) HWY_ATTR {
+      const FloatVec v = keep(hn::Sub(load(x), center));
+      const FloatVec g = hn::Mul(load(dy), load(gamma));
+      off = hn::Add(off, v);
+      sum = hn::Add(sum, g);
+      dot = hn::MulAdd(g, v, dot);
+    });
+    // The same correction of the mean as in forward.
+    const float mean_off = sum_of(off) * share;
+    const float g_sum = sum_of(sum);
+    const FloatVec g_mean = hn::Set(d, g_sum * share);
+    const FloatVec g_dot = hn::Set(d, (sum_of(dot) - mean_off * g_sum) * rstd[r] * share);
+    const FloatVec shift = hn::Set(d, mean_off);
+    for_lanes(channels, [&](auto load, auto store) HWY_ATTR {
+      const FloatVec xhat = hn::Mul(hn::Sub(hn::Sub(load(x), center), shift), factor);
+      const FloatVec up = load(dy);
+      const FloatVec g = hn::Sub(hn::Mul(up, load(gamma)), g_mean);
+      store(hn::Mul(factor, hn::NegMulAdd(xhat, g_dot, g)), dx);
+      store(hn::MulAdd(up, xhat, load(dgamma)), dgamma);
+      store(hn::Add(load(dbeta), up), dbeta);
+    });
+  }
+}
+
+// Target q = (1 − smoothing) at the label + smoothing/C everywhere:
+//   loss = log Σe^(z−top) − Σ q·(z − top),  dlogits = (softmax(z) − q)·grad_scale
+void softmax_cross_entropy_task(int64_t rows, int64_t classes, const float* logits,
+                                const int64_t* labels, float smoothing, float grad_scale,
+                                float* loss, float* dlogits) {
+  const FloatTag d;
+  const float uniform = smoothing / static_cast<float>(classes);
+  for (int64_t r = 0; r < rows; ++r, logits += classes, dlogits += classes) {
+    assert(labels[r] >= 0 && labels[r] < classes);
+    float top = -std::numeric_limits<float>::infinity();
+    for (int64_t c = 0; c < classes; ++c) top = logits[c] > top ? logits[c] : top;
+    const FloatVec top_v = hn::Set(d, top);
+    FloatVec sum_v = hn::Zero(d), total_v = hn::Zero(d);
+    for_lanes_kept(classes, [&](auto load, auto keep) HWY_ATTR {
+      const FloatVec z = hn::Sub(load(logits), top_v);
+      sum_v = hn::Add(sum_v, keep(exp_nonpositive(z)));
+      total_v = hn::Add(total_v, keep(z));
+    });
+    const float sum = sum_of(sum_v);
+    loss[r] = std::log(sum) - (1 - smoothing) * (logits[labels[r]] - top);
+    if (smoothing > 0) loss[r] -= uniform * sum_of(total_v);
+    const FloatVec factor = hn::Set(d, grad_scale / sum);
+    const FloatVec away = hn::Set(d, uniform * grad_scale);
+    for_lanes(classes, [&](auto load, auto store) HWY_ATTR {
+      const FloatVec e = exp_nonpositive(hn::Sub(load(logits), top_v));
+      store(hn::MulSub(e, factor, away), dlogits);
+    });
+    dlogits[labels[r]] -= (1 - smoothing) * grad_scale;
+  }
+}
+
+void add_task(int64_t n, const float* a, const float* b, float* y) {
+  for_lanes(n, [&](auto load, auto store) HWY_ATTR { store(hn::Add(load(a), load(b)), y); });
+}
+
+void axpy_task(int64_t n, float scale, const float* x, float* y) {
+  const FloatVec s = hn::Set(FloatTag(), scale);
+  for_lanes(n, [&](auto load, auto store) HWY_ATTR { store(hn::MulAdd(s, load(x), load(y)), y); });
+}
+
+void scale_task(int64_t n, float scale, float* x) {
+  const FloatVec s = hn::Set(FloatTag(), scale);
+  for_lanes(n, [&](auto load, auto store) HWY_ATTR { store(hn::Mul(s, load(x)), x); });
+}
+
+double sum_of_squares_task(int64_t n, const float* x) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> d_float;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    const auto v0 = hn::PromoteTo(d, hn::LoadU(d_float, x + i));
+    const auto v1 = hn::PromoteTo(d, hn::LoadU(d_float, x + i + lanes));
+    const auto v2 = hn::PromoteTo(d, hn::LoadU(d_float, x + i + 2 * lanes));
+    const auto v3 = hn::PromoteTo(d, hn::LoadU(d_float, x + i + 3 * lanes));
+    sum0 = hn::MulAdd(v0, v0, sum0);
+    sum1 = hn::MulAdd(v1, v1, sum1);
+    sum2 = hn::MulAdd(v2, v2, sum2);
+    sum3 = hn::MulAdd(v3, v3, sum3);
+  }
+  const auto all = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
+  double sum = hn::GetLane(hn::SumOfLanes(d, all));
+  for (; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
+  return sum;
+}
+
+void adamw_step_task(int64_t n, const AdamW& a, const float* grad, float* param, float* m,
+                     float* v) {
+  const FloatTag d;
+  const FloatVec clip = hn::Set(d, a.grad_scale), beta1 = hn::Set(d, a.beta1),
+                 beta2 = hn::Set(d, a.beta2), rest1 = hn::Set(d, 1 - a.beta1),
+                 rest2 = hn::Set(d, 1 - a.beta2), eps = hn::Set(d, a.eps),
+                 lr = hn::Set(d, a.learning_rate), decay = hn::Set(d, a.weight_decay),
+                 correct1 = hn::Set(d, 1 / a.correction1), correct2 = hn::Set(d, 1 / a.correction2);
+  for_lanes(n, [&](auto load, auto store) HWY_ATTR {
+    const FloatVec g = hn::Mul(load(grad), clip);
+    const FloatVec m_new = hn::MulAdd(beta1, load(m), hn::Mul(rest1, g));
+    const FloatVec v_new = hn::MulAdd(beta2, load(v), hn::Mul(rest2, hn::Mul(g, g)));
+    store(m_new, m);
+    store(v_new, v);
+    const FloatVec root = hn::Add(hn::Sqrt(hn::Mul(v_new, correct2)), eps);
+    const FloatVec p = load(param);
+    const FloatVec step = hn::MulAdd(decay, p, hn::Div(hn::Mul(m_new, correct1), root));
+    store(hn::NegMulAdd(lr, step, p), param);
+  });
+}
+
+const DenseOps* ops_table() {
+  static constexpr DenseOps t{activation_backward_task,
+                              layer_norm_forward_task,
+                              layer_norm_backward_task,
+                              softmax_cross_entropy_task,
+                              add_task,
+                              axpy_task,
+                              scale_task,
+                              sum_of_squares_task,
+                              adamw_step_task};
+  return &t;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foci::kernels {
+FOCI_KERNEL_TABLE(DenseOps, ops_table, dense_ops)
+}
+#endif
