@@ -57,4 +57,22 @@ void add_into(const Tensor& into, const Tensor& g) {
 template void add_into<float>(const Tensor&, const Tensor&);
 template void add_into<double>(const Tensor&, const Tensor&);
 
+double sum_of_squares(int64_t n, const float* x) {
+  return kernels::sum_of_squares(current_target(), n, x);
+}
+
+void adamw_step(int64_t n, const AdamWStep& a, const float* grad, float* param, float* m,
+                float* v) {
+  kernels::adamw_step(current_target(), n,
+                      {.learning_rate = a.learning_rate,
+                       .beta1 = a.beta1,
+                       .beta2 = a.beta2,
+                       .eps = a.eps,
+                       .weight_decay = a.weight_decay,
+                       .correction1 = a.correction1,
+                       .correction2 = a.correction2,
+                       .grad_scale = a.grad_scale},
+                      grad, param, m, v);
+}
+
 }  // namespace foci

@@ -1,4 +1,5 @@
-// Element-wise arithmetic that several operators share: float on the kernels, double in loops.
+// Element-wise arithmetic that several operators share (float on the kernels, double in loops), and
+// what optimisers run over flat memory.
 #pragma once
 
 #include <cstdint>
@@ -14,5 +15,16 @@ void axpy(int64_t n, T scale, const T* x, T* y);  // y += scale · x
 // into += g, of equal shapes, any strides
 template <class T>
 void add_into(const Tensor& into, const Tensor& g);
+
+// Σ x² in double, in a fixed order.
+double sum_of_squares(int64_t n, const float* x);
+
+// p −= lr · (m̂ / (√v̂ + eps) + decay · p), with m and v the moving moments of grad_scale · grad.
+struct AdamWStep {
+  float learning_rate, beta1, beta2, eps, weight_decay;
+  float correction1, correction2;  // 1 − beta^t
+  float grad_scale;
+};
+void adamw_step(int64_t n, const AdamWStep& a, const float* grad, float* param, float* m, float* v);
 
 }  // namespace foci

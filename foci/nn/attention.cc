@@ -1,0 +1,127 @@
+#include "foci/nn/attention.h"
+
+#include "foci/nn/observe.h"
+
+namespace foci::nn {
+namespace {
+
+// A pass's dropout seed for one module, from the pass's seed and a stream: Philox mixes them.
+uint64_t stream_seed(uint64_t seed, uint64_t stream) {
+  const auto words = philox(
+      seed, {static_cast<uint32_t>(stream), static_cast<uint32_t>(stream >> 32), 0x61747465u, 0});
+  return words[0] | uint64_t{words[1]} << 32;
+}
+
+}  // namespace
+
+AttentionConfig resolved(AttentionConfig c) {
+  require(c.channels >= 1, "attention channels: {} given, at least 1 is needed", c.channels);
+  require(c.heads >= 1, "attention heads: {} given, at least 1 is needed", c.heads);
+  if (c.kv_channels == 0) c.kv_channels = c.channels;
+  if (c.kv_heads == 0) c.kv_heads = c.heads;
+  require(c.kv_channels >= 1, "attention kv_channels: {} given", c.kv_channels);
+  require(c.kv_heads >= 1 && c.heads % c.kv_heads == 0,
+          "attention kv_heads: {} given for {} heads; it must divide them", c.kv_heads, c.heads);
+  if (c.head_size == 0) {
+    require(c.channels % c.heads == 0,
+            "attention heads: {} do not divide {} channels; give head_size then", c.heads,
+            c.channels);
+    c.head_size = c.channels / c.heads;
+  }
+  if (c.value_size == 0) c.value_size = c.head_size;
+  require(c.head_size >= 1 && c.value_size >= 1, "attention head_size {} and value_size {}",
+          c.head_size, c.value_size);
+  validate(c.spec);
+  return c;
+}
+
+template <class T>
+MultiHeadAttention<T>::MultiHeadAttention(const AttentionConfig& config)
+    : config_(resolved(config)),
+      value_heads_(config_.shared_values ? 1 : config_.kv_heads),
+      query(config_.channels, config_.heads * config_.head_size, config_.bias),
+      key(config_.kv_channels, config_.kv_heads * config_.head_size, config_.bias),
+      value(config_.kv_channels, value_heads_ * config_.value_size, config_.bias) {
+  this->add_module("query", query);
+  this->add_module("key", key);
+  this->add_module("value", value);
+  if (config_.output) {
+    output = std::make_unique<Linear<T>>(config_.heads * config_.value_size, config_.channels,
+                                         config_.bias);
+    this->add_module("output", *output);
+  }
+}
+
+template <class T>
+Var<T> MultiHeadAttention<T>::forward(Context<T>& context, const Var<T>& queries,
+                                      const Var<T>& keys, const Var<T>& values,
+                                      const AttentionInputs& masks) {
+  const int rank = queries.rank();
+  require(rank == 2 || rank == 3,
+          "attention: input of shape {}; [batch, tokens, channels] or packed [tokens, channels]",
+          queries.shape().str());
+  require(keys.rank() == rank && values.rank() == rank,
+          "attention: queries {}, keys {}, values {}; all packed, or none", queries.shape().str(),
+          keys.shape().str(), values.shape().str());
+  // Packed tokens are one batch; segments keep its members apart.
+  const auto batched = [&](const Var<T>& x) {
+    return rank == 3 ? x : ops::reshape(context.tape, x, {1, x.dim(0), x.dim(1)});
+  };
+
+  ops::AttentionArguments<T> a;
+  a.spec = config_.spec;
+  a.heads = config_.heads;
+  a.kv_heads = config_.kv_heads;
+  a.value_heads = value_heads_;
+  a.masks = masks;
+  if (masks.key_lengths.defined() && !has_mask<KeyLengths>(a.spec)) {
+    a.spec.masks.push_back(KeyLengths{});
+  }
+  if (masks.q_segments.defined() && !has_mask<Segments>(a.spec)) {
+    a.spec.masks.push_back(Segments{});
+  }
+  if (masks.keep.defined() && !has_mask<Keep>(a.spec)) a.spec.masks.push_back(Keep{});
+  if (!context.training) {
+    a.spec.dropout.reset();
+  } else if (a.spec.dropout) {
+    a.spec.dropout->seed = stream_seed(context.seed, context.next_stream());
+  }
+  Observer* const observer =
+      context.observer && context.observer->watches(this->path()) ? context.observer : nullptr;
+  if (observer) {
+    for (Statistic s :
+         {Statistic::entropy, Statistic::max_weight, Statistic::support, Statistic::coverage}) {
+      if (observer->statistics_of(this->path()).has(s)) a.spec.statistics.add(s);
+    }
+  }
+
+  const Var<T> q = batched(query.forward(context, queries));
+  const Var<T> k = batched(key.forward(context, keys));
+  const Var<T> v = batched(value.forward(context, values));
+  const ops::AttentionResult<T> r = ops::attention(context.tape, q, k, v, a);
+  if (observer) {
+    AttentionRecord record;
+    record.path = this->path();
+    record.heads = config_.heads;
+    record.entropy = r.entropy.value();
+    record.max_weight = r.max_weight.value();
+    record.max_key = r.max_key;
+    record.support = r.support;
+    record.coverage = r.coverage.value();
+    if (const AttentionRequest* wanted = observer->rows_of(this->path())) {
+      std::vector<int64_t> heads = wanted->heads;
+      for (int64_t h = 0; wanted->heads.empty() && h < config_.heads; ++h) heads.push_back(h);
+      record.weights = r.weights(wanted->rows, heads);
+    }
+    observer->note(std::move(record));
+  }
+
+  Var<T> y = r.y;
+  if (rank == 2) y = ops::reshape(context.tape, y, {y.dim(1), y.dim(2)});
+  return output ? output->forward(context, y) : y;
+}
+
+template class MultiHeadAttention<float>;
+template class MultiHeadAttention<double>;
+
+}  // namespace foci::nn

@@ -1,0 +1,53 @@
+// Encoder layers (Vaswani et al. 2017), with the norm before each part (pre-LN) or after it
+// (post-LN), and stacks of them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "foci/nn/attention.h"
+
+namespace foci::nn {
+
+struct EncoderConfig {
+  AttentionConfig attention;  // its channels are the model's
+  int64_t layers = 4;
+  int64_t feed_forward = 256;
+  Activation activation = Activation::gelu;
+  bool pre_norm = true;
+  bool final_norm = true;  // one more norm after the last layer
+  double dropout = 0;      // of both parts' results, and inside the feed-forward part
+  double eps = 1e-5;
+};
+
+template <class T>
+class EncoderLayer : public Module<T> {
+ public:
+  explicit EncoderLayer(const EncoderConfig& config);
+  // x [B, N, C] or packed [tokens, C] with segments; masks as MultiHeadAttention takes them.
+  Var<T> forward(Context<T>& context, const Var<T>& x, const AttentionInputs& masks = {});
+
+ private:
+  Var<T> feed_forward(Context<T>& context, const Var<T>& x);
+  bool pre_norm_;
+  double dropout_;
+  Activation activation_;
+
+ public:
+  LayerNorm<T> norm1;  // "layernorm_before": of the attention part
+  MultiHeadAttention<T> attention;
+  LayerNorm<T> norm2;  // "layernorm_after": of the feed-forward part
+  Linear<T> intermediate, output;
+};
+
+template <class T>
+class Encoder : public Module<T> {
+ public:
+  explicit Encoder(const EncoderConfig& config);
+  Var<T> forward(Context<T>& context, const Var<T>& x, const AttentionInputs& masks = {});
+
+  std::vector<std::unique_ptr<EncoderLayer<T>>> layers;  // "layer.0", "layer.1", …
+  std::unique_ptr<LayerNorm<T>> norm;                    // "layernorm"; null where there is none
+};
+
+}  // namespace foci::nn

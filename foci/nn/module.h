@@ -1,0 +1,74 @@
+// Module: a part of a model that has parameters, and a place in a tree of such parts.
+//
+// A module's path is made of the names its parents gave it ("encoder.layer.0.attention"), its
+// parameters' names continue it (".query.weight"); these are the names in model files. Modules stay
+// where they were made: parents keep pointers to them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "foci/autograd/ops.h"
+#include "foci/autograd/tape.h"
+#include "foci/core/rng.h"
+
+namespace foci::nn {
+
+class Observer;
+
+// What one forward pass carries through the tree.
+template <class T>
+struct Context {
+  Tape<T>& tape;
+  bool training = false;         // dropout acts in training only
+  uint64_t seed = 0;             // of this pass's dropout; give each training step its own
+  Observer* observer = nullptr;  // who watches attention (nn/observe.h); may be null
+  uint64_t streams = 0;          // dropout streams handed out so far
+
+  Var<T> use(Parameter<T>& p) { return tape.parameter(p); }
+  uint64_t next_stream() { return ++streams; }
+};
+
+template <class T>
+class Module {
+ public:
+  Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  virtual ~Module() = default;
+
+  const std::string& path() const { return path_; }
+  // Every parameter of this module and those below it, in the order they were declared, named by
+  // path from here.
+  std::vector<Parameter<T>*> parameters();
+  // Number of trained values.
+  int64_t parameter_count();
+  // Sets paths from here downwards; parameters() calls it with an empty path.
+  void set_path(const std::string& path);
+  // Draws fresh values for every parameter below.
+  void reset(uint64_t seed);
+
+ protected:
+  // Declares a parameter of this module; its value starts as zeros.
+  void add_parameter(const char* name, Parameter<T>& p, const Dims& shape, bool decay);
+  void add_module(const std::string& name, Module& child);
+  // Sets this module's own parameters (not those of its children).
+  virtual void reset_own(Rng&) {}
+
+ private:
+  void collect(std::vector<Parameter<T>*>& into);
+  void reset_all(Rng& rng);
+
+  std::string path_;
+  std::vector<std::pair<std::string, Parameter<T>*>> own_;
+  std::vector<std::pair<std::string, Module*>> children_;
+};
+
+// Copies values from another model of the same tree, of any float type: for checks in double.
+template <class To, class From>
+void copy_parameters(Module<From>& from, Module<To>& to);
+
+}  // namespace foci::nn

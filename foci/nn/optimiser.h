@@ -1,0 +1,72 @@
+// AdamW over flat storage, gradient clipping, and the learning rate's course.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "foci/autograd/tape.h"
+
+namespace foci::nn {
+
+// Moves the parameters' values and gradients into two flat tensors, those with weight decay first,
+// so that the optimiser runs over plain memory. The parameters stay valid: they become views.
+class FlatParameters {
+ public:
+  explicit FlatParameters(std::vector<Parameter<float>*> parameters);
+
+  const std::vector<Parameter<float>*>& parameters() const { return parameters_; }
+  const Tensor& values() const { return values_; }
+  const Tensor& grads() const { return grads_; }
+  int64_t decayed() const { return decayed_; }  // length of the part with weight decay
+  void zero_grads() { grads_.fill(0); }
+  // √Σ g² over all parameters, summed in a fixed order.
+  double grad_norm() const;
+  // The part of a flat tensor of this length that belongs to parameter i, in its shape.
+  Tensor part(const Tensor& flat, size_t i) const;
+
+ private:
+  std::vector<Parameter<float>*> parameters_;
+  std::vector<int64_t> begin_;
+  Tensor values_, grads_;
+  int64_t decayed_ = 0;
+};
+
+struct AdamWConfig {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.05;  // of the parameters that have it
+};
+
+// Decoupled weight decay (Loshchilov & Hutter 2019).
+class AdamW {
+ public:
+  AdamW(FlatParameters& parameters, const AdamWConfig& config);
+
+  // One step. Gradients are scaled so that their global norm is at most `max_norm` (0: unlimited).
+  // Returns the norm before. A NaN or infinite norm changes nothing; the caller decides.
+  double step(double learning_rate, double max_norm);
+
+  // The whole state, for checkpoints: first and second moments, flat, and the number of steps.
+  const Tensor& first() const { return m_; }
+  const Tensor& second() const { return v_; }
+  int64_t steps() const { return steps_; }
+  void restore_steps(int64_t steps) { steps_ = steps; }
+
+ private:
+  FlatParameters& parameters_;
+  AdamWConfig config_;
+  Tensor m_, v_;
+  int64_t steps_ = 0;
+};
+
+// Linear warm-up, then half a cosine down to `floor` of the peak.
+struct Schedule {
+  double peak = 1e-3;
+  double warm_up = 0.05;  // share of the run
+  double floor = 0.01;    // share of the peak
+  // progress in [0, 1]: the share of the run (steps, or time) that is over
+  double at(double progress) const;
+};
+
+}  // namespace foci::nn
