@@ -23,9 +23,11 @@ struct FolderOptions {
 
 class Folder : public Dataset {
  public:
-  // Lists the folder and looks at the head of every file. Colour if any picture has colour. Hidden
-  // files are skipped. Throws IoError where the folder cannot be read; FormatError naming the
-  // folder or file: fewer than two classes, a class without two pictures, an unreadable picture.
+  // Lists the folder and looks at the head of every file; decodes all of them where they have less
+  // than 256 MB together. Colour if any picture has colour. Hidden files and files that are not
+  // named .png, .jpg or .jpeg are skipped. Throws IoError where the folder cannot be read;
+  // FormatError naming the folder or file: fewer than two classes, a class without two pictures, an
+  // unreadable picture.
   explicit Folder(const std::filesystem::path& root, const FolderOptions& options = {});
   ~Folder() override;
 
@@ -41,6 +43,8 @@ class Folder : public Dataset {
     int64_t label = 0;
   };
   class Cache;
+  Image prepared(const Item& item) const;
+  void measure();
 
   FolderOptions options_;
   PictureFormat format_;

@@ -1,0 +1,304 @@
+#include "foci/vision/folder.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <exception>
+#include <list>
+#include <mutex>
+#include <unordered_map>
+
+#include "foci/core/rng.h"
+#include "foci/core/threads.h"
+#include "foci/io/file.h"
+
+namespace foci::vision {
+
+namespace fs = std::filesystem;
+
+// Prepared pictures, those used last kept longest. Pictures are shared, never copied.
+class Folder::Cache {
+ public:
+  explicit Cache(int64_t capacity) : capacity_(capacity) {}
+
+  bool find(const Item* key, Image& picture) {
+    const std::lock_guard lock(mutex_);
+    const auto at = entries_.find(key);
+    if (at == entries_.end()) return false;
+    order_.splice(order_.begin(), order_, at->second);
+    picture = at->second->picture;
+    return true;
+  }
+
+  void insert(const Item* key, const Image& picture) {
+    const auto bytes = static_cast<int64_t>(picture.pixels.nbytes());
+    const std::lock_guard lock(mutex_);
+    if (bytes > capacity_ || entries_.count(key) > 0) return;
+    while (used_ + bytes > capacity_) {
+      used_ -= static_cast<int64_t>(order_.back().picture.pixels.nbytes());
+      entries_.erase(order_.back().key);
+      order_.pop_back();
+    }
+    order_.push_front({key, picture});
+    entries_[key] = order_.begin();
+    used_ += bytes;
+  }
+
+ private:
+  struct Entry {
+    const Item* key;
+    Image picture;
+  };
+  std::mutex mutex_;
+  std::list<Entry> order_;
+  std::unordered_map<const Item*, std::list<Entry>::iterator> entries_;
+  int64_t capacity_;
+  int64_t used_ = 0;
+};
+
+namespace {
+
+// Folders whose files are smaller than this altogether are decoded at once, so that a bad picture
+// is found before training begins. In larger ones only the heads are looked at first.
+constexpr uint64_t kDecodedAtOnce = uint64_t{256} << 20;
+constexpr uint64_t kMaxFile = ImageLimits{}.max_bytes;
+
+bool hidden(const fs::path& path) {
+  return path.filename().string().starts_with('.');
+}
+
+bool is_picture(const fs::path& path) {
+  std::string ending = path.extension().string();
+  for (char& c : ending) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
+}
+
+// Class names end up in JSON and HTML.
+bool is_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const size_t more = lead < 0x80 ? 0 : lead >> 5 == 6 ? 1 : lead >> 4 == 14 ? 2 : 3;
+    if (more == 3 && lead >> 3 != 30) return false;
+    uint32_t code = more == 0 ? lead : lead & (0x3fu >> more);
+    if (text.size() - i <= more) return false;
+    for (size_t k = 1; k <= more; ++k) {
+      const auto next = static_cast<unsigned char>(text[i + k]);
+      if (next >> 6 != 2) return false;
+      code = code << 6 | (next & 0x3f);
+    }
+    constexpr uint32_t kSmallest[] = {0, 0x80, 0x800, 0x10000};
+    if (code < kSmallest[more] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+      return false;
+    i += more + 1;
+  }
+  return true;
+}
+
+// FNV-1a, then one Philox round trip to spread it: the same on every machine.
+uint64_t hash_of(const std::string& text) {
+  uint64_t h = 0xcbf29ce484222325u;
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  const auto words = philox(h, {0, 0, 0, 0});
+  return uint64_t{words[0]} << 32 | words[1];
+}
+
+std::vector<fs::path> pictures_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  fs::recursive_directory_iterator at(folder, error);
+  require<IoError>(!error, "{}: cannot be read: {}", folder.string(), error.message());
+  while (at != fs::recursive_directory_iterator()) {
+    if (hidden(at->path())) {
+      if (at->is_directory(error)) at.disable_recursion_pending();
+    } else if (is_picture(at->path()) && at->is_regular_file(error)) {
+      found.push_back(at->path());
+    }
+    at.increment(error);
+    require<IoError>(!error, "{}: cannot be read: {}", folder.string(), error.message());
+  }
+  return found;
+}
+
+std::string_view bytes_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.data), file.size};
+}
+
+MappedFile map_picture(const fs::path& path) {
+  MappedFile file = map_file(path);
+  require<FormatError>(file.size <= kMaxFile, "{}: {} bytes, at most {} are allowed", path.string(),
+                       file.size, kMaxFile);
+  return file;
+}
+
+Tensor mirrored(const Tensor& pixels) {
+  const int64_t h = pixels.dim(0), w = pixels.dim(1), c = pixels.dim(2);
+  const Tensor result = Tensor::empty(pixels.shape(), DType::u8);
+  const uint8_t* from = pixels.data<uint8_t>();
+  uint8_t* to = result.data<uint8_t>();
+  for (int64_t y = 0; y < h; ++y) {
+    for (int64_t x = 0; x < w; ++x) {
+      std::copy_n(from + (y * w + w - 1 - x) * c, c, to + (y * w + x) * c);
+    }
+  }
+  return result;
+}
+
+// Runs f on every item, several at once, and throws what went wrong with the first that failed.
+template <class Items, class F>
+void for_each_item(const Items& items, F&& f) {
+  std::vector<std::exception_ptr> errors(items.size());
+  parallel_for(std::ssize(items), [&](int64_t i) {
+    try {
+      f(i);
+    } catch (const Error&) {
+      errors[static_cast<size_t>(i)] = std::current_exception();
+    }
+  });
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace
+
+Folder::Folder(const fs::path& root, const FolderOptions& options) : options_(options) {
+  require(options.test_share > 0 && options.test_share < 1,
+          "test_share: {}, between 0 and 1 is right", options.test_share);
+  require(options.cache_bytes >= 0, "cache_bytes: {}, 0 or more is right", options.cache_bytes);
+  format_ = {options.patch, 1, options.max_side};
+  validate(format_);
+  cache_ = std::make_unique<Cache>(options.cache_bytes);
+
+  std::error_code error;
+  const fs::file_status status = fs::status(root, error);
+  require<IoError>(fs::exists(status), "{}: no such folder", root.string());
+  require<IoError>(fs::is_directory(status), "{}: is not a folder", root.string());
+  std::vector<fs::path> class_folders;
+  fs::directory_iterator at(root, error);
+  require<IoError>(!error, "{}: cannot be read: {}", root.string(), error.message());
+  for (; at != fs::directory_iterator(); at.increment(error)) {
+    if (!hidden(at->path()) && at->is_directory(error)) class_folders.push_back(at->path());
+  }
+  require<IoError>(!error, "{}: cannot be read: {}", root.string(), error.message());
+  require<FormatError>(!class_folders.empty(),
+                       "{}: no folders in it; one folder a class, with its pictures, is expected",
+                       root.string());
+  require<FormatError>(class_folders.size() >= 2,
+                       "{}: only one class, {}; at least two folders are needed", root.string(),
+                       in_quotes(class_folders[0].filename().string()));
+  std::sort(class_folders.begin(), class_folders.end());
+
+  for (const fs::path& folder : class_folders) {
+    const std::string name = folder.filename().string();
+    require<FormatError>(is_utf8(name), "{}: the folder name {} is not UTF-8", root.string(),
+                         in_quotes(name));
+    std::vector<fs::path> pictures = pictures_in(folder);
+    require<FormatError>(!pictures.empty(), "{}: no PNG or JPEG pictures in it", folder.string());
+    require<FormatError>(pictures.size() >= 2,
+                         "{}: one picture; a class needs two, to train and to test",
+                         folder.string());
+    // The hash of its path decides on which side a picture is, so most stay where they are when
+    // others are added.
+    std::vector<std::pair<uint64_t, fs::path>> order;
+    order.reserve(pictures.size());
+    for (fs::path& path : pictures) {
+      const uint64_t hash = hash_of(path.lexically_relative(root).generic_string());
+      order.emplace_back(hash, std::move(path));
+    }
+    std::sort(order.begin(), order.end());
+    const auto n = static_cast<int64_t>(order.size());
+    const int64_t tests =
+        std::clamp<int64_t>(std::llround(options.test_share * static_cast<double>(n)), 1, n - 1);
+    for (int64_t i = 0; i < n; ++i) {
+      auto& items = i < tests ? test_ : train_;
+      items.push_back({std::move(order[static_cast<size_t>(i)].second), std::ssize(classes_)});
+    }
+    classes_.push_back(name);
+  }
+
+  std::vector<const Item*> all;
+  for (const Item& item : train_) all.push_back(&item);
+  for (const Item& item : test_) all.push_back(&item);
+  std::vector<ImageHead> heads(all.size());
+  std::vector<uint64_t> sizes(all.size());
+  for_each_item(all, [&](int64_t i) {
+    const MappedFile file = map_picture(all[i]->path);
+    heads[i] = decode_image_head(bytes_of(file), all[i]->path.string());
+    sizes[i] = file.size;
+  });
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    bytes += sizes[i];
+    if (heads[i].channels == 3) format_.channels = 3;
+  }
+  if (bytes <= kDecodedAtOnce) {
+    for_each_item(all, [&](int64_t i) { prepared(*all[i]); });
+  }
+  measure();
+}
+
+Folder::~Folder() = default;
+
+// Mean and deviation of some training pictures; each picture counts the same.
+void Folder::measure() {
+  constexpr int64_t kEnough = 512;
+  const int64_t count = std::min(kEnough, std::ssize(train_));
+  std::vector<double> means(static_cast<size_t>(count)), squares(static_cast<size_t>(count));
+  // Training pictures lie class by class: take them from everywhere.
+  for_each_item(means, [&](int64_t i) {
+    const Image picture = prepared(train_[static_cast<size_t>(i * std::ssize(train_) / count)]);
+    uint64_t sum = 0, square = 0;
+    for (const uint8_t v : picture.pixels.span<uint8_t>()) {
+      sum += v;
+      square += uint64_t{v} * v;
+    }
+    const auto n = static_cast<double>(picture.pixels.numel());
+    means[i] = static_cast<double>(sum) / (255.0 * n);
+    squares[i] = static_cast<double>(square) / (255.0 * 255.0 * n);
+  });
+  double mean = 0, square = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    mean += means[i] / static_cast<double>(count);
+    square += squares[i] / static_cast<double>(count);
+  }
+  format_.mean = mean;
+  // Pictures of one single tone have no deviation; a floor keeps them finite.
+  format_.deviation = std::sqrt(std::max(square - mean * mean, 1e-4));
+}
+
+Image Folder::prepared(const Item& item) const {
+  Image picture;
+  if (cache_->find(&item, picture)) return picture;
+  const MappedFile file = map_picture(item.path);
+  picture = fit(decode_image(bytes_of(file), item.path.string()), format_);
+  cache_->insert(&item, picture);
+  return picture;
+}
+
+std::optional<int64_t> Folder::size(Split split) const {
+  return std::ssize(split == Split::train ? train_ : test_);
+}
+
+Sample Folder::get(Split split, int64_t index, int64_t epoch) const {
+  const std::vector<Item>& items = split == Split::train ? train_ : test_;
+  require(index >= 0 && index < std::ssize(items) && epoch >= 0,
+          "Folder::get: index {} of {}, epoch {}", index, items.size(), epoch);
+  const Item& item = items[static_cast<size_t>(index)];
+  Sample sample;
+  sample.picture = prepared(item);
+  if (split == Split::train && options_.mirror) {
+    constexpr uint32_t kPurpose = 0x6d697272;
+    const auto e = static_cast<uint64_t>(epoch);
+    const auto key = philox(
+        options_.seed, {kPurpose, 0, static_cast<uint32_t>(e), static_cast<uint32_t>(e >> 32)});
+    Rng rng(uint64_t{key[0]} << 32 | key[1], static_cast<uint64_t>(index));
+    if (rng.below(2) == 1) sample.picture.pixels = mirrored(sample.picture.pixels);
+  }
+  sample.grid = {sample.picture.height() / format_.patch, sample.picture.width() / format_.patch};
+  sample.label = item.label;
+  sample.source = index;
+  sample.name = item.path.string();
+  return sample;
+}
+
+}  // namespace foci::vision
