@@ -1,0 +1,198 @@
+// Charts about heads and classes: landmark hit rates, a bar for each head, the confusion matrix.
+#include <algorithm>
+#include <cmath>
+
+#include "foci/report/chart.h"
+#include "foci/report/text.h"
+
+namespace foci::report {
+namespace {
+
+constexpr int kWidth = 420;
+
+std::string text(const char* classes, double x, double y, const std::string& raw) {
+  return fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", classes, x, y,
+                     escape(raw));
+}
+
+std::string shortened(const std::string& label, size_t limit) {
+  if (label.size() <= limit) return label;
+  size_t cut = limit - 1;
+  while (cut > 0 && (static_cast<unsigned char>(label[cut]) & 0xC0) == 0x80) --cut;
+  return label.substr(0, cut) + "…";
+}
+
+}  // namespace
+
+Chart draw_hits(const LandmarkHits& hits) {
+  constexpr double kLeft = 12, kRight = 12, kRow = 46, kTop = 44;
+  const double bottom = kTop + kRow * static_cast<double>(hits.lines.size());
+  const auto px = [](double share) { return kLeft + share * (kWidth - kLeft - kRight); };
+  Chart out;
+  out.width = kWidth;
+  out.height = static_cast<int>(bottom) + 40;
+  out.title = "Is the most-attended patch part of the digit?";
+  out.description = "Landmark hit rates with 95 % intervals.";
+  out.csv = csv_line({"what", "rate", "low", "high", "scenes"});
+  out.body = text("title", 0, 16, "Landmark hit rate");
+  for (int i = 0; i <= 4; ++i) {
+    out.body += fmt::format("<path class=\"grid\" d=\"M{:.1f} {}V{:.1f}\"/>", px(i / 4.0),
+                            kTop - 10, bottom);
+    const char* anchor = i == 0 ? "tick" : i == 4 ? "tick end" : "tick mid";
+    out.body += text(anchor, px(i / 4.0), bottom + 16, percent(i / 4.0, 0));
+  }
+  double y = kTop;
+  for (const LandmarkHits::Line& line : hits.lines) {
+    const char* colour = line.trained ? "c0" : "c3";
+    out.body += text("label", kLeft, y + 6, shortened(line.label, 40));
+    if (!std::isnan(line.rate.value)) {
+      out.body += text("label end strong", kWidth - kRight, y + 6, percent(line.rate.value));
+      out.body += fmt::format(
+          "<path class=\"track\" d=\"M{0:.1f} {3:.1f}H{4:.1f}\"/>"
+          "<path class=\"interval {5}\" d=\"M{1:.1f} {3:.1f}H{2:.1f}\"/>"
+          "<circle class=\"dot {5}\" cx=\"{6:.1f}\" cy=\"{3:.1f}\" r=\"6\"/>",
+          kLeft, px(line.rate.low), px(line.rate.high), y + 20, kWidth - kRight, colour,
+          px(line.rate.value));
+    }
+    out.csv += csv_line({line.label, fmt::format("{:.6g}", line.rate.value),
+                         fmt::format("{:.6g}", line.rate.low),
+                         fmt::format("{:.6g}", line.rate.high), std::to_string(line.rate.count)});
+    y += kRow;
+  }
+  out.body += fmt::format("<path class=\"chance\" d=\"M{:.1f} {}V{:.1f}\"/>", px(hits.chance),
+                          kTop - 14, bottom);
+  const bool right_half = hits.chance > 0.5;
+  out.body += text(right_half ? "tick end" : "tick", px(hits.chance) + (right_half ? -5 : 5),
+                   bottom + 32, "chance " + percent(hits.chance));
+  out.body += fmt::format("<path class=\"chance\" d=\"M{0:.1f} {1:.1f}V{2:.1f}\"/>",
+                          px(hits.chance), bottom + 22, bottom + 34);
+  out.csv += csv_line({"chance", fmt::format("{:.6g}", hits.chance), "", "", ""});
+  return out;
+}
+
+Chart draw_heads(const HeadGrid& grid, const std::string& title, const std::string& description,
+                 bool as_percent) {
+  const size_t cells = static_cast<size_t>(grid.layers * grid.heads);
+  require(grid.layers >= 1 && grid.heads >= 1 && grid.value.size() == cells,
+          "head grid: {} values for {} layers × {} heads", grid.value.size(), grid.layers,
+          grid.heads);
+  require(grid.reference.empty() || grid.reference.size() == cells,
+          "head grid: {} reference values for {} layers × {} heads", grid.reference.size(),
+          grid.layers, grid.heads);
+  require(grid.full > 0, "head grid: a full bar stands for {}; give a number above 0", grid.full);
+  constexpr double kLeft = 56, kTop = 46, kGap = 4;
+  const double pitch = (kWidth - kLeft) / static_cast<double>(grid.heads);
+  const double cell = pitch - std::min(kGap, pitch / 5);
+  const double row = std::clamp(pitch * 0.62, 26.0, 56.0);
+  const bool numbers = cell >= 30;
+  const double bar_top = numbers ? 15 : 0;  // the number stands above its bar
+  const double bar_height = row - kGap - bar_top;
+  Chart out;
+  out.width = kWidth;
+  out.height = static_cast<int>(kTop + row * static_cast<double>(grid.layers) + 6);
+  out.title = title;
+  out.description = description;
+  out.csv = csv_line({"layer", "head", "value", "before_training"});
+  out.body = text("title", 0, 16, title);
+  for (int64_t h = 0; h < grid.heads; ++h) {
+    if (grid.heads > 16 && h % 4 != 0) continue;
+    out.body += text("tick mid", kLeft + pitch * static_cast<double>(h) + cell / 2, kTop - 8,
+                     cell >= 44 ? fmt::format("head {}", h + 1) : std::to_string(h + 1));
+  }
+  for (int64_t l = 0; l < grid.layers; ++l) {
+    const double y = kTop + row * static_cast<double>(l);
+    out.body += text("tick", 0, y + row / 2 + 2, fmt::format("layer {}", l + 1));
+    for (int64_t h = 0; h < grid.heads; ++h) {
+      const size_t i = static_cast<size_t>(l * grid.heads + h);
+      const double x = kLeft + pitch * static_cast<double>(h), value = grid.value[i];
+      const double base = y + bar_top;
+      const auto width_of = [&](double v) { return std::clamp(v / grid.full, 0.0, 1.0) * cell; };
+      const std::string shown = as_percent ? percent(value, 0) : fmt::format("{:.2f}", value);
+      out.body += fmt::format(
+          "<g><title>{}</title><rect class=\"cell\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
+          "height=\"{:.1f}\" rx=\"2\"/>",
+          escape(
+              fmt::format("layer {}, head {}: {}", l + 1, h + 1, std::isnan(value) ? "–" : shown)),
+          x, base, cell, bar_height);
+      if (!std::isnan(value)) {
+        out.body += fmt::format(
+            "<rect class=\"bar c0\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+            "rx=\"2\"/>",
+            x, base, width_of(value), bar_height);
+      }
+      if (!grid.reference.empty() && !std::isnan(grid.reference[i])) {
+        out.body += fmt::format("<path class=\"mark c3\" d=\"M{:.1f} {:.1f}v{:.1f}\"/>",
+                                x + width_of(grid.reference[i]), base - 2, bar_height + 4);
+      }
+      out.body += "</g>";
+      if (numbers) {
+        out.body += text("small", x, y + 11, std::isnan(value) ? "–" : shown);
+      }
+      out.csv += csv_line({std::to_string(l + 1), std::to_string(h + 1),
+                           std::isnan(value) ? "" : fmt::format("{:.6g}", value),
+                           grid.reference.empty() ? "" : fmt::format("{:.6g}", grid.reference[i])});
+    }
+  }
+  return out;
+}
+
+Chart draw_confusion(const Confusion& confusion, const std::vector<std::string>& classes) {
+  const int64_t n = static_cast<int64_t>(classes.size());
+  require(
+      n >= 1 && n <= kMaxConfusionClasses && static_cast<int64_t>(confusion.counts.size()) == n * n,
+      "confusion matrix: {} counts for {} classes", confusion.counts.size(), n);
+  constexpr double kLeft = 74, kTop = 62;
+  const double pitch = (kWidth - kLeft) / static_cast<double>(n);
+  const double cell = std::min(pitch, 48.0);
+  Chart out;
+  out.width = kWidth;
+  out.height = static_cast<int>(kTop + cell * static_cast<double>(n) + 6);
+  out.title = "Confusion matrix";
+  out.description = "Rows are what a scene showed, columns what the model said.";
+  std::vector<std::string> header{"true \\ predicted"};
+  header.insert(header.end(), classes.begin(), classes.end());
+  out.csv = csv_line(header);
+  out.body = text("title", 0, 16, "Confusion matrix");
+  out.body += text("tick", kLeft, 38, "predicted →");
+  out.body += text("tick", 0, kTop - 6, "true ↓");
+  const size_t shown = cell >= 30 ? 6 : 3;
+  for (int64_t i = 0; i < n; ++i) {
+    const double middle = cell * (static_cast<double>(i) + 0.5);
+    if (cell >= 14 || i % 2 == 0) {
+      out.body += text("tick mid", kLeft + middle, kTop - 6, shortened(classes[i], shown));
+      out.body += text("tick end", kLeft - 6, kTop + middle + 4, shortened(classes[i], 10));
+    }
+    int64_t total = 0;
+    for (int64_t j = 0; j < n; ++j) total += confusion.counts[i * n + j];
+    std::vector<std::string> line{classes[i]};
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t count = confusion.counts[i * n + j];
+      const double share = total > 0 ? static_cast<double>(count) / static_cast<double>(total) : 0;
+      const double x = kLeft + cell * static_cast<double>(j);
+      const double y = kTop + cell * static_cast<double>(i);
+      // Mistakes are rare, so their shade grows with the root: one in a hundred is still seen.
+      out.body += fmt::format(
+          "<g><title>{}</title><rect class=\"cell\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" "
+          "height=\"{:.1f}\"/>",
+          escape(fmt::format("true {}, predicted {}: {} ({})", classes[i], classes[j], count,
+                             percent(share))),
+          x, y, cell - 1, cell - 1);
+      if (count > 0) {
+        out.body += fmt::format(
+            "<rect class=\"bar {}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+            "opacity=\"{:.2f}\"/>",
+            i == j ? "c0" : "c1", x, y, cell - 1, cell - 1, std::sqrt(share));
+        if (cell >= 22) {
+          out.body += text(std::sqrt(share) > 0.6 ? "small mid on" : "small mid", x + cell / 2,
+                           y + cell / 2 + 4, std::to_string(count));
+        }
+      }
+      out.body += "</g>";
+      line.push_back(std::to_string(count));
+    }
+    out.csv += csv_line(line);
+  }
+  return out;
+}
+
+}  // namespace foci::report

@@ -1,0 +1,317 @@
+// The page: sections in reading order around the charts and pictures.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "foci/io/file.h"
+#include "foci/report/chart.h"
+#include "foci/report/picture.h"
+#include "foci/report/report.h"
+#include "foci/report/style.h"
+#include "foci/report/text.h"
+
+namespace foci::report {
+namespace {
+
+// The chart as a file of its own: style inside, white ground.
+std::string standalone(const Chart& chart) {
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"-12 -12 {0} {1}\" width=\"{2}\" "
+      "height=\"{3}\"><title>{4}</title><style>{5}</style><rect x=\"-12\" y=\"-12\" "
+      "width=\"{0}\" height=\"{1}\" fill=\"#fff\"/>{6}</svg>",
+      chart.width + 24, chart.height + 24, 2 * (chart.width + 24), 2 * (chart.height + 24),
+      escape(chart.title), chart_style(), chart.body);
+}
+
+std::string figure(const Chart& chart, const std::string& caption) {
+  const std::string name = slug(chart.title);
+  std::string out = fmt::format(
+      "<figure><svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">{}</svg>", chart.width,
+      chart.height, escape(chart.title + ". " + chart.description), chart.body);
+  if (!caption.empty()) out += fmt::format("<figcaption>{}</figcaption>", escape(caption));
+  out += fmt::format(
+      "<p class=\"get\"><a download=\"{0}.svg\" href=\"{1}\">picture (SVG)</a>"
+      "<a download=\"{0}.csv\" href=\"{2}\">numbers (CSV)</a></p></figure>\n",
+      name, data_uri("image/svg+xml", standalone(chart)),
+      data_uri("text/csv;charset=utf-8", chart.csv));
+  return out;
+}
+
+struct Section {
+  std::string id, title, body;
+};
+
+std::string paragraph(const char* classes, const std::string& text) {
+  return fmt::format("<p class=\"{}\">{}</p>\n", classes, escape(text));
+}
+
+// What the marks on the pictures mean.
+std::string key(bool landmarks) {
+  std::string out =
+      "<ul class=\"key\"><li><span class=\"ramp\"></span>attention, none to the "
+      "head's largest</li>";
+  if (landmarks) {
+    out +=
+        "<li><svg width=\"22\" height=\"16\" aria-hidden=\"true\"><path class=\"under\" "
+        "d=\"M3 3h16v10h-16z\"/><path class=\"over\" d=\"M3 3h16v10h-16z\"/></svg>landmark "
+        "patches: what is to be recognised lies here</li>";
+  }
+  return out +
+         "<li><svg width=\"18\" height=\"18\" aria-hidden=\"true\"><circle class=\"ring\" cx=\"9\" "
+         "cy=\"9\" r=\"5\"/><circle class=\"top\" cx=\"9\" cy=\"9\" r=\"5\"/></svg>the "
+         "most-attended "
+         "patch</li></ul>\n";
+}
+
+Section gallery(const Report& r) {
+  Section s{"looks", "Where it looks", ""};
+  bool landmarks = false, truth = false;
+  for (const Scene& scene : r.gallery) {
+    landmarks |= !scene.landmark.empty();
+    truth |= scene.truth.has_value();
+  }
+  s.body = paragraph(
+      "",
+      fmt::format("{} On the left is the picture as the model saw it; beside it the same picture "
+                  "once for each head, one row a layer, with the head's attention laid over it.",
+                  truth ? "Pictures that were never trained on." : "The pictures given."));
+  if (!r.reading.empty()) {
+    s.body +=
+        paragraph("how", "How to read it: a patch's colour is " + r.reading +
+                             ". Each head has its own scale, so compare places within a head, "
+                             "not colours between heads.");
+  }
+  s.body += key(landmarks) + "<div class=\"cards\">\n";
+  for (size_t i = 0; i < r.gallery.size(); ++i) {
+    s.body += figure(draw_scene(r.gallery[i], r.classes, fmt::format("g{}", i)), "");
+  }
+  s.body += "</div>";
+  return s;
+}
+
+Section hits(const Report& r) {
+  Section s{"landmarks", "Does it look at the right place?", ""};
+  s.body = paragraph(
+      "",
+      "The landmark hit rate is the share of unseen scenes in which the most-attended patch is "
+      "one of the landmarks. A model that looks anywhere scores about the mean share of landmark "
+      "patches (chance); the same model before training is the fair comparison.");
+  s.body += "<div class=\"cards\">\n";
+  if (!r.hits.lines.empty()) {
+    s.body += figure(draw_hits(r.hits),
+                     "Dot: the rate. Bar around it: 95 % bootstrap interval over scenes. Dashed: "
+                     "chance. Bars that do not overlap differ by more than luck.");
+  }
+  if (!r.hits.per_head.empty()) {
+    s.body += figure(
+        draw_heads(r.hits.per_head, "Hit rate of each head",
+                   "Landmark hit rate for every layer and head.", true),
+        std::string("One cell a head; a full bar is 100 %.") +
+            (r.hits.per_head.reference.empty() ? "" : " Purple tick: the same head untrained."));
+  }
+  s.body += "</div>";
+  return s;
+}
+
+Section entropy(const Report& r) {
+  Section s{"entropy", "How widely each head looks", ""};
+  s.body = paragraph("",
+                     "Entropy of the attention weights, averaged over queries and scenes, in "
+                     "nats. Low: the head picks few patches. High: it spreads over many.");
+  s.body += "<div class=\"cards\">\n";
+  s.body += figure(
+      draw_heads(r.entropy, "Attention entropy of each head",
+                 "Mean entropy in nats for every layer and head.", false),
+      fmt::format("One cell a head; a full bar is {:.2f} nats, as much as attention spread evenly "
+                  "would have.{}",
+                  r.entropy.full,
+                  r.entropy.reference.empty() ? "" : " Purple tick: the same head untrained."));
+  s.body += "</div>";
+  return s;
+}
+
+Section curves(const Report& r) {
+  Section s{"training", "How it learned", ""};
+  s.body = paragraph("",
+                     "Each chart has the training step on the horizontal axis. Light bands span "
+                     "the smallest and largest value of neighbouring steps, the line is their "
+                     "mean; dots are measured on pictures held back from training.");
+  Line loss{"training batch", {}, {}, 0, false}, accuracy = loss, rate = loss, norm = loss;
+  rate.label = "learning rate";
+  norm.label = "gradient norm";
+  for (const StepRecord& step : r.steps) {
+    for (auto [line, value] :
+         {std::pair{&loss, step.loss}, std::pair{&accuracy, step.accuracy},
+          std::pair{&rate, step.learning_rate}, std::pair{&norm, step.grad_norm}}) {
+      line->x.push_back(static_cast<double>(step.step));
+      line->y.push_back(value);
+    }
+  }
+  Line unseen_loss{"held back", {}, {}, 1, true}, unseen_accuracy = unseen_loss;
+  for (const EvaluationRecord& e : r.evaluations) {
+    for (auto [line, value] :
+         {std::pair{&unseen_loss, e.loss}, std::pair{&unseen_accuracy, e.accuracy}}) {
+      line->x.push_back(static_cast<double>(e.step));
+      line->y.push_back(value);
+    }
+  }
+  const auto lines = [](Line a, const Line& b) {
+    std::vector<Line> out;
+    if (!a.x.empty()) out.push_back(std::move(a));
+    if (std::any_of(b.y.begin(), b.y.end(), [](double y) { return std::isfinite(y); })) {
+      out.push_back(b);
+    }
+    return out;
+  };
+  s.body += "<div class=\"cards\">\n";
+  s.body += figure(draw({"Loss", "Cross-entropy by step.", "step", lines(loss, unseen_loss)}),
+                   "Cross-entropy in nats: lower is better. A flat start means that warm-up is "
+                   "not over; a rise means that the learning rate is too high.");
+  s.body += figure(draw({"Accuracy", "Share of right answers by step.", "step",
+                         lines(accuracy, unseen_accuracy), true}),
+                   "Share of right answers. A gap between batch and held back is overfitting.");
+  if (!r.steps.empty()) {
+    s.body += figure(draw({"Learning rate", "Learning rate by step.", "step", {rate}}),
+                     "The schedule: a warm-up, then a slow fall.");
+    s.body += figure(draw({"Gradient norm", "Norm of the gradient by step.", "step", {norm}}),
+                     "Norm of the whole gradient before clipping. Spikes mark unstable steps.");
+  }
+  s.body += "</div>";
+  return s;
+}
+
+std::string worst_confusions(const Report& r) {
+  struct Pair {
+    int64_t truth, predicted, count;
+  };
+  const int64_t n = static_cast<int64_t>(r.classes.size());
+  std::vector<Pair> pairs;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t count = r.confusion.counts[static_cast<size_t>(i * n + j)];
+      if (i != j && count > 0) pairs.push_back({i, j, count});
+    }
+  }
+  std::stable_sort(pairs.begin(), pairs.end(),
+                   [](const Pair& a, const Pair& b) { return a.count > b.count; });
+  std::string out = "<table><tr><th>true</th><th>predicted</th><th>times</th></tr>";
+  for (size_t i = 0; i < std::min<size_t>(pairs.size(), 30); ++i) {
+    out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td></tr>",
+                       escape(r.classes[static_cast<size_t>(pairs[i].truth)]),
+                       escape(r.classes[static_cast<size_t>(pairs[i].predicted)]), pairs[i].count);
+  }
+  return out + "</table>";
+}
+
+Section confusion(const Report& r) {
+  Section s{"confusion", "What it mixes up", ""};
+  const size_t n = r.classes.size();
+  require(r.confusion.counts.size() == n * n, "report: {} confusion counts for {} classes",
+          r.confusion.counts.size(), n);
+  if (static_cast<int64_t>(n) > kMaxConfusionClasses) {
+    s.body = paragraph("", "The pairs mixed up most often.") + worst_confusions(r);
+    return s;
+  }
+  s.body = paragraph("",
+                     "Rows are what a picture shows, columns what the model said: right answers "
+                     "lie on the diagonal.");
+  s.body += "<div class=\"cards\">\n" +
+            figure(draw_confusion(r.confusion, r.classes),
+                   "Blue: right. Orange: wrong. A cell's shade grows with the square root of its "
+                   "share of the row, so that rare mistakes are seen.") +
+            "</div>";
+  return s;
+}
+
+Section mistakes(const Report& r) {
+  Section s{"mistakes", "Its mistakes", ""};
+  if (r.mistakes.empty()) {
+    s.body = paragraph("", fmt::format("None among {} unseen scenes.", grouped(r.unseen_count)));
+    return s;
+  }
+  const std::string shown = static_cast<int64_t>(r.mistakes.size()) < r.mistake_count
+                                ? fmt::format("; the first {} are shown", r.mistakes.size())
+                                : std::string();
+  s.body = paragraph(
+      "",
+      fmt::format("{} of {} unseen scenes were named wrongly{}. Left the scene, right the mean "
+                  "attention of the last layer's heads: did it look at the wrong place, or look "
+                  "at the right place and misread it?",
+                  grouped(r.mistake_count), grouped(r.unseen_count), shown));
+  s.body += "<div class=\"cards slim\">\n";
+  for (size_t i = 0; i < r.mistakes.size(); ++i) {
+    s.body += figure(draw_mistake(r.mistakes[i], r.classes, fmt::format("m{}", i)), "");
+  }
+  s.body += "</div>";
+  return s;
+}
+
+std::string footer(const Report& r) {
+  std::string out =
+      "<footer><section id=\"provenance\"><h2>Where this page comes from</h2>"
+      "<table class=\"prov\">";
+  for (const auto& [name, value] : r.provenance) {
+    out +=
+        fmt::format("<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(name), escape(value));
+  }
+  return out + "</table></section></footer>\n";
+}
+
+}  // namespace
+
+std::string render(const Report& r) {
+  for (size_t i = 0; i < r.gallery.size(); ++i) {
+    check_scene(r.gallery[i], r.classes.size(), fmt::format("report: gallery scene {}", i));
+  }
+  for (size_t i = 0; i < r.mistakes.size(); ++i) {
+    check_scene(r.mistakes[i], r.classes.size(), fmt::format("report: mistake {}", i));
+  }
+  std::vector<Section> sections;
+  if (!r.gallery.empty()) sections.push_back(gallery(r));
+  if (!r.hits.lines.empty() || !r.hits.per_head.empty()) sections.push_back(hits(r));
+  if (!r.entropy.empty()) sections.push_back(entropy(r));
+  if (!r.steps.empty() || !r.evaluations.empty()) sections.push_back(curves(r));
+  if (!r.confusion.counts.empty()) sections.push_back(confusion(r));
+  if (r.unseen_count > 0) sections.push_back(mistakes(r));
+
+  std::string out = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
+      "'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta name=\"referrer\" content=\"no-referrer\"><meta name=\"generator\" "
+      "content=\"foci\">\n<title>{}</title>\n<style>{}</style></head>\n<body><header>"
+      "<h1>{}</h1>\n",
+      escape(r.title), page_style(), escape(r.title));
+  if (!r.summary.empty()) out += paragraph("lead", r.summary);
+  if (!r.numbers.empty()) {
+    out += "<dl class=\"numbers\">";
+    for (const KeyNumber& n : r.numbers) {
+      out +=
+          fmt::format("<div><dt>{}</dt><dd class=\"value\">{}</dd><dd class=\"note\">{}</dd></div>",
+                      escape(n.label), escape(n.value), escape(n.note));
+    }
+    out += "</dl>\n";
+  }
+  if (sections.size() > 1) {
+    out += "<nav aria-label=\"Parts of this page\">";
+    for (const Section& s : sections) {
+      out += fmt::format("<a href=\"#{}\">{}</a>", s.id, escape(s.title));
+    }
+    out += "</nav>";
+  }
+  out += "</header>\n<main>\n";
+  for (const Section& s : sections) {
+    out += fmt::format("<section id=\"{}\"><h2>{}</h2>\n{}</section>\n", s.id, escape(s.title),
+                       s.body);
+  }
+  out += "</main>\n";
+  if (!r.provenance.empty()) out += footer(r);
+  return out + "</body></html>\n";
+}
+
+void write_report(const std::filesystem::path& path, const Report& report) {
+  write_file(path, render(report));
+}
+
+}  // namespace foci::report

@@ -1,0 +1,197 @@
+"""Opens pages in Chromium: nothing is requested, nothing complains, everything is painted.
+
+usage: page_test.py WRITE_SAMPLE_PROGRAM|FOLDER [SCREENSHOT_FOLDER]
+A folder is searched for *.html; a program is started to write some.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import browser  # noqa: E402
+
+failures = []
+
+
+def check(ok, what):
+    if not ok:
+        failures.append(what)
+        print("FAILED:", what)
+
+
+# Every picture of the page (in <img> and in SVG), decoded afresh.
+DECODE = """
+const done = arguments[arguments.length - 1];
+const sources = [...document.querySelectorAll('image')].map(i => i.getAttribute('href'))
+    .concat([...document.images].map(i => i.src));
+Promise.all(sources.map(s => new Promise(r => {
+  const i = new Image();
+  i.onload = () => r(i.naturalWidth);
+  i.onerror = () => r(0);
+  i.src = s;
+}))).then(done);
+"""
+
+# Where pictures and charts stand, in page coordinates.
+BOXES = """
+const box = e => { const r = e.getBoundingClientRect();
+  return [r.x + scrollX, r.y + scrollY, r.width, r.height]; };
+return {charts: [...document.querySelectorAll('figure > svg')].map(box),
+        tiles: [...document.querySelectorAll('figure > svg > svg')].map(box)};
+"""
+
+OVERFLOW = """
+const wide = [...document.querySelectorAll('body *')]
+    .filter(e => !e.closest('svg') || e.matches('figure > svg'))
+    .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5)
+    .map(e => e.tagName + '.' + e.className);
+return [document.documentElement.scrollWidth, innerWidth, wide.slice(0, 5)];
+"""
+
+# Charts whose text or marks stick out of their own frame, and texts that overlap one another.
+CRAMPED = """
+const out = [];
+for (const svg of document.querySelectorAll('figure > svg')) {
+  const frame = svg.getBoundingClientRect();
+  const texts = [...svg.querySelectorAll(':scope > text, :scope > g > text')]
+      .map(t => [t.textContent, t.getBoundingClientRect()]);
+  for (const [text, r] of texts)
+    if (r.left < frame.left - 2 || r.right > frame.right + 2 || r.bottom > frame.bottom + 2)
+      out.push('sticks out: ' + text);
+  for (let i = 0; i < texts.length; ++i)
+    for (let j = i + 1; j < texts.length; ++j) {
+      const [a, b] = [texts[i][1], texts[j][1]];
+      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 &&
+          Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+        out.push('overlap: ' + texts[i][0] + ' / ' + texts[j][0]);
+    }
+}
+return out;
+"""
+
+
+def requests_of(b):
+    """Addresses other than data: that the page asked for since the last call."""
+    out = []
+    for entry in b.log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            url = message["params"]["request"]["url"]
+            if not url.startswith("data:"):
+                out.append(url)
+    return out
+
+
+def save(shots, name, png):
+    if shots:
+        with open(os.path.join(shots, name + ".png"), "wb") as f:
+            f.write(png)
+
+
+def check_layout(b, name, path, width, shots):
+    b.resize(width, 900)
+    b.open(path)
+    scroll, inner, wide = b.run(OVERFLOW)
+    check(scroll <= inner and not wide,
+          f"{name} at {width} px: {scroll} px wide in {inner}, sticking out: {wide}")
+    cramped = b.run(CRAMPED)
+    check(not cramped, f"{name} at {width} px: texts {cramped[:4]}")
+    boxes = b.run(BOXES)
+    check(boxes["charts"] and boxes["tiles"], f"{name}: no charts or tiles")
+    png = b.screenshot()
+    save(shots, f"{name}-{width}", png)
+    picture = browser.Pixels(png)
+    for kind, floor in (("charts", 8), ("tiles", 3)):
+        for i, (x, y, w, h) in enumerate(boxes[kind]):
+            if y + h > picture.height:
+                continue  # below what one screenshot holds
+            check(w >= 8 and h >= 8, f"{name} at {width} px: {kind} {i} is {w} × {h} px")
+            check(picture.colours(x, y, w, h, floor) >= floor,
+                  f"{name} at {width} px: {kind} {i} looks blank")
+
+
+def check_content(b, name):
+    sizes = b.run_async(DECODE)
+    check(len(sizes) >= 3 and all(s > 0 for s in sizes), f"{name}: pictures that do not decode")
+    check(b.run("return document.scripts.length") == 0, f"{name}: holds a script")
+    check(b.run("return document.title") != "broken", f"{name}: a label ran as a script")
+    check(b.run("return performance.getEntriesByType('resource').filter("
+                "e => !e.name.startsWith('data:')).length") == 0, f"{name}: loads resources")
+    downloads = b.run("return [...document.querySelectorAll('figure')].map(f => "
+                      "[...f.querySelectorAll('a[download]')].map(a => "
+                      "a.download.split('.').pop() + a.protocol).join())")
+    check(all(d == "svgdata:,csvdata:" for d in downloads),
+          f"{name}: figures without download links")
+    lost = b.run("return [...document.querySelectorAll('use')].filter("
+                 "u => !document.querySelector(u.getAttribute('href'))).length")
+    check(lost == 0, f"{name}: {lost} <use> without a target")
+    doubled = b.run("const i = [...document.querySelectorAll('[id]')].map(e => e.id); "
+                    "return i.length - new Set(i).size")
+    check(doubled == 0, f"{name}: {doubled} doubled ids")
+    text = b.run("return document.body.innerText.length")
+    check(text > 300, f"{name}: only {text} characters of text")
+    # What a download link holds must open by itself.
+    for href in b.run("return [...document.querySelectorAll('a[download$=\".svg\"]')]"
+                      ".slice(0, 3).map(a => a.href)"):
+        width = b.run_async("const done = arguments[1], i = new Image(); i.onload = () => "
+                            "done(i.naturalWidth); i.onerror = () => done(0); i.src = arguments[0]",
+                            href)
+        check(width > 100, f"{name}: a downloaded SVG does not open")
+
+
+def look_at(b, path, shots):
+    name = os.path.basename(path)[:-5]
+    requests_of(b)
+    b.log("browser")
+    b.dark(False)
+    for width in (400, 1400):
+        check_layout(b, name, path, width, shots)
+    check_content(b, name)
+
+    b.open(path)
+    with_scripts = b.screenshot()
+    b.javascript(False)
+    b.open(path)
+    check(b.screenshot() == with_scripts, f"{name}: looks different without JavaScript")
+    b.javascript(True)
+
+    b.dark(True)
+    b.open(path)
+    dark = b.screenshot()
+    save(shots, f"{name}-dark", dark)
+    ground = browser.Pixels(dark).rows[2][:3]
+    check(max(ground) < 60, f"{name}: dark form has a light ground {tuple(ground)}")
+
+    address = "file://" + os.path.abspath(path)
+    asked = [u for u in requests_of(b) if u != address]
+    check(not asked, f"{name}: requests {asked[:3]}")
+    complaints = [e["message"] for e in b.log("browser") if e["level"] in ("SEVERE", "WARNING")]
+    check(not complaints, f"{name}: console says {complaints[:3]}")
+
+
+def main():
+    package = browser.missing()
+    if package:
+        print(f"skipped: the page test needs the Debian package {package}")
+        return 77
+    source = os.path.abspath(sys.argv[1])
+    shots = sys.argv[2] if len(sys.argv) > 2 else None
+    with tempfile.TemporaryDirectory() as folder, browser.Browser() as b:
+        if os.path.isdir(source):
+            folder = source
+        else:
+            subprocess.run([source, folder], check=True)
+        pages = sorted(p for p in os.listdir(folder) if p.endswith(".html"))
+        check(pages, f"{folder}: no pages")
+        for page in pages:
+            size = os.path.getsize(os.path.join(folder, page))
+            print(f"{page}: {size} bytes")
+            check(size < 2 << 20, f"{page} has {size} bytes")
+            look_at(b, os.path.join(folder, page), shots)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
