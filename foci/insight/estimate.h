@@ -26,4 +26,10 @@ Estimate wilson(int64_t successes, int64_t count);
 // resamples < 40 (below which 2.5 % is less than one resample).
 Estimate bootstrap_mean(std::span<const double> values, uint64_t seed, int resamples = 2000);
 
+// The same where values come in groups that are not independent inside (scenes that show the same
+// digit): whole groups are drawn, so that many looks at one thing do not pass for many things.
+// `groups` names each value's group; any numbers will do. Throws also where the lengths differ.
+Estimate bootstrap_mean(std::span<const double> values, std::span<const int64_t> groups,
+                        uint64_t seed, int resamples = 2000);
+
 }  // namespace foci::insight

@@ -32,7 +32,8 @@ LandmarkTally::LandmarkTally(int64_t layers, int64_t heads) : layers_(layers), h
           heads);
 }
 
-void LandmarkTally::add(std::span<const float> attention, std::span<const uint8_t> landmark) {
+void LandmarkTally::add(std::span<const float> attention, std::span<const uint8_t> landmark,
+                        int64_t source) {
   const size_t patches = landmark.size();
   const size_t all = static_cast<size_t>(layers_ * heads_);
   require(patches > 0 && attention.size() == all * patches,
@@ -49,6 +50,7 @@ void LandmarkTally::add(std::span<const float> attention, std::span<const uint8_
     for (size_t p = 0; p < patches; ++p) mean[p] += static_cast<float>(map[p] * factor);
   }
   combined_.push_back(landmark_hit(mean, landmark));
+  sources_.push_back(source);
   hits_.insert(hits_.end(), scene.begin(), scene.end());
   const auto marked = std::count_if(landmark.begin(), landmark.end(), [](uint8_t f) { return f; });
   landmark_share_ += static_cast<double>(marked) / static_cast<double>(patches);
@@ -80,11 +82,11 @@ Estimate LandmarkTally::head(int64_t layer, int64_t head, uint64_t seed) const {
   for (int64_t s = 0; s < scenes(); ++s) {
     values.push_back(hits_[static_cast<size_t>((s * layers_ + layer) * heads_ + head)]);
   }
-  return bootstrap_mean(values, seed);
+  return bootstrap_mean(values, sources_, seed);
 }
 
 Estimate LandmarkTally::combined(uint64_t seed) const {
-  return bootstrap_mean(combined_, seed);
+  return bootstrap_mean(combined_, sources_, seed);
 }
 
 Estimate LandmarkTally::mean_head(uint64_t seed) const {
@@ -95,7 +97,7 @@ Estimate LandmarkTally::mean_head(uint64_t seed) const {
     for (int64_t i = 0; i < all; ++i) sum += hits_[static_cast<size_t>(s * all + i)];
     values.push_back(sum / static_cast<double>(all));
   }
-  return bootstrap_mean(values, seed);
+  return bootstrap_mean(values, sources_, seed);
 }
 
 }  // namespace foci::insight

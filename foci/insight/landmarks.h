@@ -19,14 +19,15 @@ namespace foci::insight {
 // chance would. Throws ArgumentError where sizes differ, P is 0 or a value is not finite.
 double landmark_hit(std::span<const float> map, std::span<const uint8_t> landmark);
 
-// Collects scenes; memory is L·H + 1 numbers a scene.
+// Collects scenes; memory is L·H + 2 numbers a scene.
 class LandmarkTally {
  public:
   LandmarkTally(int64_t layers, int64_t heads);
 
   // One scene: attention [L, H, P] ≥ 0, landmark [P]. Besides each head, the mean over all heads of
   // all layers is read, each head scaled to sum 1 over the patches so that none outshouts the rest.
-  void add(std::span<const float> attention, std::span<const uint8_t> landmark);
+  // Scenes of one `source` show the same thing and are drawn together in the bootstrap.
+  void add(std::span<const float> attention, std::span<const uint8_t> landmark, int64_t source);
 
   int64_t layers() const { return layers_; }
   int64_t heads() const { return heads_; }
@@ -40,7 +41,7 @@ class LandmarkTally {
   // Choose it on other scenes than those it is judged on: the best of many is best by luck too.
   std::pair<int64_t, int64_t> best_head() const;
 
-  // Rates with bootstrap intervals over scenes.
+  // Rates with bootstrap intervals over sources.
   Estimate head(int64_t layer, int64_t head, uint64_t seed) const;
   Estimate combined(uint64_t seed) const;   // of the mean map over all heads
   Estimate mean_head(uint64_t seed) const;  // the rate of a head drawn at random
@@ -49,6 +50,7 @@ class LandmarkTally {
   int64_t layers_, heads_;
   std::vector<double> hits_;      // [scenes, L, H]
   std::vector<double> combined_;  // [scenes]
+  std::vector<int64_t> sources_;  // [scenes]
   double landmark_share_ = 0;     // sum over scenes
 };
 

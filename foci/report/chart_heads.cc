@@ -25,7 +25,7 @@ std::string shortened(const std::string& label, size_t limit) {
 }  // namespace
 
 Chart draw_hits(const LandmarkHits& hits) {
-  constexpr double kLeft = 12, kRight = 12, kRow = 46, kTop = 44;
+  constexpr double kLeft = 12, kRight = 12, kRow = 46, kTop = 40;
   const double bottom = kTop + kRow * static_cast<double>(hits.lines.size());
   const auto px = [](double share) { return kLeft + share * (kWidth - kLeft - kRight); };
   Chart out;
@@ -36,14 +36,14 @@ Chart draw_hits(const LandmarkHits& hits) {
   out.csv = csv_line({"what", "rate", "low", "high", "scenes"});
   out.body = text("title", 0, 16, "Landmark hit rate");
   for (int i = 0; i <= 4; ++i) {
-    out.body += fmt::format("<path class=\"grid\" d=\"M{:.1f} {}V{:.1f}\"/>", px(i / 4.0),
-                            kTop - 10, bottom);
+    out.body +=
+        fmt::format("<path class=\"axis\" d=\"M{:.1f} {:.1f}v5\"/>", px(i / 4.0), bottom - 4);
     const char* anchor = i == 0 ? "tick" : i == 4 ? "tick end" : "tick mid";
     out.body += text(anchor, px(i / 4.0), bottom + 16, percent(i / 4.0, 0));
   }
   double y = kTop;
   for (const LandmarkHits::Line& line : hits.lines) {
-    const char* colour = line.trained ? "c0" : "c3";
+    const char* colour = line.trained ? "c0" : "c1";
     out.body += text("label", kLeft, y + 6, shortened(line.label, 40));
     if (!std::isnan(line.rate.value)) {
       out.body += text("label end strong", kWidth - kRight, y + 6, percent(line.rate.value));
@@ -54,13 +54,13 @@ Chart draw_hits(const LandmarkHits& hits) {
           kLeft, px(line.rate.low), px(line.rate.high), y + 20, kWidth - kRight, colour,
           px(line.rate.value));
     }
+    out.body +=
+        fmt::format("<path class=\"chance\" d=\"M{:.1f} {:.1f}v18\"/>", px(hits.chance), y + 11);
     out.csv += csv_line({line.label, fmt::format("{:.6g}", line.rate.value),
                          fmt::format("{:.6g}", line.rate.low),
                          fmt::format("{:.6g}", line.rate.high), std::to_string(line.rate.count)});
     y += kRow;
   }
-  out.body += fmt::format("<path class=\"chance\" d=\"M{:.1f} {}V{:.1f}\"/>", px(hits.chance),
-                          kTop - 14, bottom);
   const bool right_half = hits.chance > 0.5;
   out.body += text(right_half ? "tick end" : "tick", px(hits.chance) + (right_half ? -5 : 5),
                    bottom + 32, "chance " + percent(hits.chance));
@@ -121,8 +121,10 @@ Chart draw_heads(const HeadGrid& grid, const std::string& title, const std::stri
             x, base, width_of(value), bar_height);
       }
       if (!grid.reference.empty() && !std::isnan(grid.reference[i])) {
-        out.body += fmt::format("<path class=\"mark c3\" d=\"M{:.1f} {:.1f}v{:.1f}\"/>",
-                                x + width_of(grid.reference[i]), base - 2, bar_height + 4);
+        out.body += fmt::format(
+            "<path class=\"mark edge\" d=\"M{0:.1f} {1:.1f}v{2:.1f}\"/><path class=\"mark c1\" "
+            "d=\"M{0:.1f} {1:.1f}v{2:.1f}\"/>",
+            x + width_of(grid.reference[i]), base - 2, bar_height + 4);
       }
       out.body += "</g>";
       if (numbers) {
@@ -155,12 +157,13 @@ Chart draw_confusion(const Confusion& confusion, const std::vector<std::string>&
   out.body = text("title", 0, 16, "Confusion matrix");
   out.body += text("tick", kLeft, 38, "predicted →");
   out.body += text("tick", 0, kTop - 6, "true ↓");
-  const size_t shown = cell >= 30 ? 6 : 3;
+  // About 7.5 px a character at this size.
+  const size_t shown = static_cast<size_t>(std::max(2.0, (cell - 2) / 7.5));
   for (int64_t i = 0; i < n; ++i) {
     const double middle = cell * (static_cast<double>(i) + 0.5);
     if (cell >= 14 || i % 2 == 0) {
       out.body += text("tick mid", kLeft + middle, kTop - 6, shortened(classes[i], shown));
-      out.body += text("tick end", kLeft - 6, kTop + middle + 4, shortened(classes[i], 10));
+      out.body += text("tick end", kLeft - 6, kTop + middle + 4, shortened(classes[i], 8));
     }
     int64_t total = 0;
     for (int64_t j = 0; j < n; ++j) total += confusion.counts[i * n + j];

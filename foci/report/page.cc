@@ -30,8 +30,9 @@ std::string figure(const Chart& chart, const std::string& caption) {
       chart.height, escape(chart.title + ". " + chart.description), chart.body);
   if (!caption.empty()) out += fmt::format("<figcaption>{}</figcaption>", escape(caption));
   out += fmt::format(
-      "<p class=\"get\"><a download=\"{0}.svg\" href=\"{1}\">picture (SVG)</a>"
-      "<a download=\"{0}.csv\" href=\"{2}\">numbers (CSV)</a></p></figure>\n",
+      "<p class=\"get\"><a download=\"{0}.svg\" title=\"download the picture\" href=\"{1}\">"
+      "↓ SVG</a><a download=\"{0}.csv\" title=\"download the numbers\" href=\"{2}\">↓ CSV</a>"
+      "</p></figure>\n",
       name, data_uri("image/svg+xml", standalone(chart)),
       data_uri("text/csv;charset=utf-8", chart.csv));
   return out;
@@ -59,8 +60,7 @@ std::string key(bool landmarks) {
   return out +
          "<li><svg width=\"18\" height=\"18\" aria-hidden=\"true\"><circle class=\"ring\" cx=\"9\" "
          "cy=\"9\" r=\"5\"/><circle class=\"top\" cx=\"9\" cy=\"9\" r=\"5\"/></svg>the "
-         "most-attended "
-         "patch</li></ul>\n";
+         "most-attended patch</li></ul>\n";
 }
 
 Section gallery(const Report& r) {
@@ -81,7 +81,7 @@ Section gallery(const Report& r) {
                              ". Each head has its own scale, so compare places within a head, "
                              "not colours between heads.");
   }
-  s.body += key(landmarks) + "<div class=\"cards\">\n";
+  s.body += key(landmarks) + "<div class=\"flow\">\n";
   for (size_t i = 0; i < r.gallery.size(); ++i) {
     s.body += figure(draw_scene(r.gallery[i], r.classes, fmt::format("g{}", i)), "");
   }
@@ -96,18 +96,19 @@ Section hits(const Report& r) {
       "The landmark hit rate is the share of unseen scenes in which the most-attended patch is "
       "one of the landmarks. A model that looks anywhere scores about the mean share of landmark "
       "patches (chance); the same model before training is the fair comparison.");
-  s.body += "<div class=\"cards\">\n";
+  s.body += "<div class=\"cards two\">\n";
   if (!r.hits.lines.empty()) {
-    s.body += figure(draw_hits(r.hits),
-                     "Dot: the rate. Bar around it: 95 % bootstrap interval over scenes. Dashed: "
-                     "chance. Bars that do not overlap differ by more than luck.");
+    s.body +=
+        figure(draw_hits(r.hits),
+               "Dot: the rate. Bar around it: 95 % bootstrap interval over scenes. Dashed: "
+               "chance. Where intervals do not overlap, luck does not explain the difference.");
   }
   if (!r.hits.per_head.empty()) {
     s.body += figure(
         draw_heads(r.hits.per_head, "Hit rate of each head",
                    "Landmark hit rate for every layer and head.", true),
         std::string("One cell a head; a full bar is 100 %.") +
-            (r.hits.per_head.reference.empty() ? "" : " Purple tick: the same head untrained."));
+            (r.hits.per_head.reference.empty() ? "" : " Orange tick: the same head untrained."));
   }
   s.body += "</div>";
   return s;
@@ -118,14 +119,14 @@ Section entropy(const Report& r) {
   s.body = paragraph("",
                      "Entropy of the attention weights, averaged over queries and scenes, in "
                      "nats. Low: the head picks few patches. High: it spreads over many.");
-  s.body += "<div class=\"cards\">\n";
+  s.body = "<div class=\"side\"><div>" + s.body + "</div>";
   s.body += figure(
       draw_heads(r.entropy, "Attention entropy of each head",
                  "Mean entropy in nats for every layer and head.", false),
       fmt::format("One cell a head; a full bar is {:.2f} nats, as much as attention spread evenly "
                   "would have.{}",
                   r.entropy.full,
-                  r.entropy.reference.empty() ? "" : " Purple tick: the same head untrained."));
+                  r.entropy.reference.empty() ? "" : " Orange tick: the same head untrained."));
   s.body += "</div>";
   return s;
 }
@@ -163,7 +164,7 @@ Section curves(const Report& r) {
     }
     return out;
   };
-  s.body += "<div class=\"cards\">\n";
+  s.body += "<div class=\"cards two\">\n";
   s.body += figure(draw({"Loss", "Cross-entropy by step.", "step", lines(loss, unseen_loss)}),
                    "Cross-entropy in nats: lower is better. A flat start means that warm-up is "
                    "not over; a rise means that the learning rate is too high.");
@@ -215,11 +216,11 @@ Section confusion(const Report& r) {
   s.body = paragraph("",
                      "Rows are what a picture shows, columns what the model said: right answers "
                      "lie on the diagonal.");
-  s.body += "<div class=\"cards\">\n" +
-            figure(draw_confusion(r.confusion, r.classes),
-                   "Blue: right. Orange: wrong. A cell's shade grows with the square root of its "
-                   "share of the row, so that rare mistakes are seen.") +
-            "</div>";
+  s.body = "<div class=\"side\"><div>" + s.body + "</div>" +
+           figure(draw_confusion(r.confusion, r.classes),
+                  "Blue: right. Orange: wrong. A cell's shade grows with the square root of its "
+                  "share of the row, so that rare mistakes are seen.") +
+           "</div>";
   return s;
 }
 
@@ -238,7 +239,7 @@ Section mistakes(const Report& r) {
                   "attention of the last layer's heads: did it look at the wrong place, or look "
                   "at the right place and misread it?",
                   grouped(r.mistake_count), grouped(r.unseen_count), shown));
-  s.body += "<div class=\"cards slim\">\n";
+  s.body += "<div class=\"flow slim\">\n";
   for (size_t i = 0; i < r.mistakes.size(); ++i) {
     s.body += figure(draw_mistake(r.mistakes[i], r.classes, fmt::format("m{}", i)), "");
   }

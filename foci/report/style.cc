@@ -33,7 +33,7 @@ svg .bad{fill:var(--bad);font-weight:600}svg .on{fill:var(--on)}
 .track{stroke:var(--cell);stroke-width:10;stroke-linecap:round}
 .interval{stroke-width:10;stroke-linecap:round;opacity:.45}
 .chance{stroke:var(--soft);stroke-width:1.5;stroke-dasharray:4 3;fill:none}
-.cell{fill:var(--cell)}.mark{stroke-width:2.5;fill:none}
+.cell{fill:var(--cell)}.mark{stroke-width:3;fill:none}.mark.edge{stroke:var(--card);stroke-width:6}
 .px{image-rendering:pixelated}
 .veil{fill:#000;opacity:.28}
 .under,.over,.ring,.top{fill:none;vector-effect:non-scaling-stroke}
@@ -48,7 +48,7 @@ body{margin:0;background:var(--paper);color:var(--ink);line-height:1.55;font-siz
 font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 main,header,footer{max-width:1360px;margin:0 auto;padding:0 clamp(16px,3vw,40px)}
 header{padding-top:clamp(24px,5vw,56px)}
-h1{font-size:clamp(1.6rem,4.2vw,2.5rem);line-height:1.15;margin:0 0 .4em;letter-spacing:-.015em;
+h1,h2,dt,a{overflow-wrap:anywhere}h1{font-size:clamp(1.6rem,4.2vw,2.5rem);line-height:1.15;margin:0 0 .4em;letter-spacing:-.015em;
 text-wrap:balance}
 h2{font-size:1.35rem;line-height:1.25;margin:0 0 .3em;letter-spacing:-.005em}
 p{margin:.3em 0 .8em;max-width:72ch;overflow-wrap:anywhere}.lead{font-size:1.1rem;color:var(--ink)}
@@ -66,8 +66,11 @@ font-variant-numeric:tabular-nums;letter-spacing:-.01em;overflow-wrap:anywhere}
 .numbers .note{font-size:.8rem;color:var(--soft);line-height:1.35}
 .cards{display:grid;gap:16px;grid-template-columns:repeat(auto-fill,minmax(min(100%,370px),1fr));
 margin:16px 0 0}
-.cards.slim{grid-template-columns:repeat(auto-fill,minmax(min(100%,180px),1fr))}
-.cards.slim figure{max-width:none}
+.cards.two{max-width:1000px}
+.flow{columns:370px;column-gap:16px;margin:16px 0 0}.flow.slim{columns:180px}
+.flow figure{break-inside:avoid;margin:0 0 16px;max-width:none}
+.side{display:grid;gap:8px 32px;grid-template-columns:repeat(auto-fit,minmax(min(100%,370px),1fr));
+max-width:1000px;align-items:start}
 figure{margin:0;background:var(--card);border:1px solid var(--edge);border-radius:10px;
 padding:14px 14px 8px;min-width:0;max-width:620px;display:flex;flex-direction:column}
 figure>svg{display:block;width:100%;height:auto}
@@ -84,14 +87,14 @@ table{border-collapse:collapse;font-size:.9rem;margin:12px 0 0}
 th,td{text-align:left;padding:4px 14px 4px 0;vertical-align:top;border-bottom:1px solid
 var(--edge);overflow-wrap:anywhere}
 th{font-weight:500;color:var(--soft)}td{font-variant-numeric:tabular-nums}
-.prov th{white-space:nowrap;width:1%}
+.prov th{min-width:7em;max-width:12em}
 .prov td{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.84rem}
 footer{margin-top:44px;padding-bottom:56px}
 @media print{
 body{font-size:11pt}section{break-inside:auto;margin-top:18pt}nav,.get{display:none}
 figure,.numbers div{break-inside:avoid;background:none}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.cards{grid-template-columns:repeat(2,1fr)}.cards.slim{grid-template-columns:repeat(4,1fr)}
+.cards{grid-template-columns:repeat(2,1fr)}.flow{columns:2}.flow.slim{columns:4}
 }
 )";
 

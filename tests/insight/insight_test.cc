@@ -71,6 +71,28 @@ TEST(Bootstrap, SameSeedSameInterval) {
   EXPECT_THROW(bootstrap_mean(std::vector<double>{NAN}, 1), ArgumentError);
 }
 
+TEST(Bootstrap, GroupsWidenTheIntervalByTheirSize) {
+  // Fifty things, each seen eight times with the same outcome: eight times the looks, no more
+  // facts.
+  std::vector<double> values, once;
+  std::vector<int64_t> groups;
+  for (int thing = 0; thing < 50; ++thing) {
+    once.push_back(thing % 5 == 0 ? 0 : 1);
+    for (int look = 0; look < 8; ++look) {
+      values.push_back(once.back());
+      groups.push_back(1000 - thing);
+    }
+  }
+  const Estimate grouped = bootstrap_mean(values, groups, 3);
+  const Estimate plain = bootstrap_mean(once, 3);
+  EXPECT_EQ(grouped.value, 0.8);
+  EXPECT_EQ(grouped.count, 400);
+  EXPECT_NEAR(grouped.high - grouped.low, plain.high - plain.low, 0.03);
+  const Estimate naive = bootstrap_mean(values, 3);
+  EXPECT_GT(grouped.high - grouped.low, 2 * (naive.high - naive.low));
+  EXPECT_THROW(bootstrap_mean(values, std::vector<int64_t>{1}, 3), ArgumentError);
+}
+
 TEST(Confusion, CountsAndAccuracy) {
   ConfusionMatrix m(3);
   m.add(0, 0);
@@ -100,9 +122,9 @@ TEST(LandmarkHit, LargestPatchDecidesAndTiesShare) {
 TEST(LandmarkTally, RatesOfHeadsAndOfTheirMean) {
   LandmarkTally tally(1, 2);
   // Head 0 finds the landmark in the first scene only, head 1 in both; scenes differ in size.
-  tally.add(std::vector<float>{.7f, .3f, /**/ .9f, .1f}, std::vector<uint8_t>{1, 0});
+  tally.add(std::vector<float>{.7f, .3f, /**/ .9f, .1f}, std::vector<uint8_t>{1, 0}, 0);
   tally.add(std::vector<float>{.1f, .1f, .1f, .7f, /**/ 20, 0, 0, 0},
-            std::vector<uint8_t>{1, 0, 0, 0});
+            std::vector<uint8_t>{1, 0, 0, 0}, 1);
   EXPECT_EQ(tally.scenes(), 2);
   EXPECT_EQ(tally.chance(), (0.5 + 0.25) / 2);
   EXPECT_EQ(tally.head_rates(), (std::vector<double>{0.5, 1}));
@@ -112,8 +134,9 @@ TEST(LandmarkTally, RatesOfHeadsAndOfTheirMean) {
   EXPECT_EQ(tally.mean_head(1).value, 0.75);
   // Second scene: scaled to sum 1, head 1 puts 1.0 and head 0 puts 0.1 on the landmark.
   EXPECT_EQ(tally.combined(1).value, 1);
-  EXPECT_THROW(tally.add(std::vector<float>{1, 2, 3}, std::vector<uint8_t>{1, 0}), ArgumentError);
-  EXPECT_THROW(tally.add(std::vector<float>{1, 2, 3, NAN}, std::vector<uint8_t>{1, 0}),
+  EXPECT_THROW(tally.add(std::vector<float>{1, 2, 3}, std::vector<uint8_t>{1, 0}, 2),
+               ArgumentError);
+  EXPECT_THROW(tally.add(std::vector<float>{1, 2, 3, NAN}, std::vector<uint8_t>{1, 0}, 2),
                ArgumentError);
   EXPECT_EQ(tally.scenes(), 2);
 }
@@ -127,7 +150,7 @@ TEST(LandmarkTally, LookingAnywhereScoresChance) {
     for (float& x : maps) x = static_cast<float>(rng.uniform());
     std::vector<uint8_t> landmark(kPatches, 0);
     for (int k = 0; k < 4; ++k) landmark[rng.below(kPatches)] = 1;
-    tally.add(maps, landmark);
+    tally.add(maps, landmark, s);
   }
   for (double rate : tally.head_rates()) {
     EXPECT_NEAR(rate, tally.chance(), 5 * std::sqrt(0.19 * 0.81 / kScenes));

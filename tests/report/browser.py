@@ -117,12 +117,12 @@ class Browser:
     def log(self, kind):
         return self.call("POST", "/se/log", {"type": kind})
 
-    def screenshot(self):
+    def screenshot(self, scale=1):
         """PNG bytes of the whole page, also where scripts are off."""
         size = self.cdp("Page.getLayoutMetrics")["cssContentSize"]
         shot = self.cdp("Page.captureScreenshot", format="png", captureBeyondViewport=True,
                         clip={"x": 0, "y": 0, "width": size["width"],
-                              "height": min(size["height"], 16000), "scale": 1})
+                              "height": min(size["height"], 16000), "scale": scale})
         return base64.b64decode(shot["data"])
 
 

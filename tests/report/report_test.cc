@@ -130,8 +130,8 @@ TEST(Page, HoldsNoScriptNoOutsideAddressAndIsClosed) {
   EXPECT_EQ(count(page, "https://"), 0u);
   EXPECT_EQ(count(page, "<svg"), count(page, "</svg>"));
   EXPECT_EQ(count(page, "<figure>"), count(page, "</figure>"));
-  EXPECT_EQ(count(page, "<figure>"), count(page, ".svg\" href=\"data:image/svg+xml"));
-  EXPECT_EQ(count(page, "<figure>"), count(page, ".csv\" href=\"data:text/csv"));
+  EXPECT_EQ(count(page, "<figure>"), count(page, "href=\"data:image/svg+xml;base64,"));
+  EXPECT_EQ(count(page, "<figure>"), count(page, "href=\"data:text/csv;charset=utf-8;base64,"));
   EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
   for (const char* words : {"Where it looks", "Does it look at the right place?", "How it learned",
                             "What it mixes up", "Its mistakes", "91.2 %", "avx2"}) {

@@ -34,7 +34,8 @@ inline Scene sample_scene(Rng& rng, int64_t height, int64_t width, int64_t layer
   }
   s.landmark.assign(static_cast<size_t>(s.rows * s.columns), 0);
   for (int64_t r = top; r < top + 2; ++r) {
-    for (int64_t c = left; c < left + 2; ++c) s.landmark[static_cast<size_t>(r * s.columns + c)] = 1;
+    for (int64_t c = left; c < left + 2; ++c)
+      s.landmark[static_cast<size_t>(r * s.columns + c)] = 1;
   }
   for (int64_t l = 0; l < layers; ++l) {
     const double focus = static_cast<double>(l) / static_cast<double>(layers);
@@ -85,6 +86,8 @@ inline Report sample_report(int64_t scenes = 12, int64_t layers = 4, int64_t hea
     r.mistakes.push_back(sample_scene(rng, side(), height, layers, heads, 1));
     r.mistakes.back().name = "mistake " + std::to_string(i + 1);
     r.mistakes.back().predicted = (*r.mistakes.back().truth + 1) % 10;
+    std::rotate(r.mistakes.back().probabilities.begin(), r.mistakes.back().probabilities.end() - 1,
+                r.mistakes.back().probabilities.end());
   }
   r.mistake_count = 88;
   r.unseen_count = 1000;
