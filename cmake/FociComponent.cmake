@@ -1,16 +1,19 @@
-# foci_component(NAME HEADERS ... SOURCES ... DEPS ... [PRIVATE_DEPS ...] [LIBS ...])
+# foci_component(NAME HEADERS ... SOURCES ... DEPS ... [PRIVATE_HEADERS ...] [PRIVATE_DEPS ...]
+#                [LIBS ...] [PRIVATE_LIBS ...])
 #
 # Declares one floor of the house. A floor's headers are reachable only through an include root of
 # its own (build/floors/NAME, holding a link foci/NAME to the sources), and that root is handed only
 # to the floors that name it in DEPS. So an include of a floor that was not declared below this one
 # does not compile, whatever happens to lie beside it in the tree.
 #
-# DEPS          floors whose headers this floor's own headers use
-# PRIVATE_DEPS  floors used only inside .cc files
-# LIBS          outside libraries (public)
-# PRIVATE_LIBS  outside libraries that no header mentions
+# HEADERS          for the floors above, and for programs that use the installed library
+# PRIVATE_HEADERS  for this floor's .cc files and its tests; may use PRIVATE_DEPS
+# DEPS             floors whose headers this floor's own headers use
+# PRIVATE_DEPS     floors used only inside .cc files and private headers
+# LIBS             outside libraries (public)
+# PRIVATE_LIBS     outside libraries that no public header mentions
 function(foci_component NAME)
-  cmake_parse_arguments(C "" "" "HEADERS;SOURCES;DEPS;PRIVATE_DEPS;LIBS;PRIVATE_LIBS" ${ARGN})
+  cmake_parse_arguments(C "" "" "HEADERS;PRIVATE_HEADERS;SOURCES;DEPS;PRIVATE_DEPS;LIBS;PRIVATE_LIBS" ${ARGN})
   if(C_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "foci_component(${NAME}): unknown argument ${C_UNPARSED_ARGUMENTS}")
   endif()
@@ -20,7 +23,7 @@ function(foci_component NAME)
   if(NOT EXISTS ${root}/foci/${NAME})
     file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${root}/foci/${NAME} SYMBOLIC)
   endif()
-  foreach(file IN LISTS C_HEADERS C_SOURCES)
+  foreach(file IN LISTS C_HEADERS C_PRIVATE_HEADERS C_SOURCES)
     if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
       message(FATAL_ERROR "foci_component(${NAME}): no file ${file}")
     endif()
@@ -39,7 +42,7 @@ function(foci_component NAME)
   list(TRANSFORM deps PREPEND foci_)
   set(private_deps ${C_PRIVATE_DEPS})
   list(TRANSFORM private_deps PREPEND foci_)
-  add_library(foci_${NAME} STATIC ${C_SOURCES} ${C_HEADERS})
+  add_library(foci_${NAME} STATIC ${C_SOURCES} ${C_HEADERS} ${C_PRIVATE_HEADERS})
   target_include_directories(foci_${NAME} PUBLIC ${root})
   target_compile_options(foci_${NAME} PRIVATE ${FOCI_WARNINGS})
   target_link_libraries(foci_${NAME}
