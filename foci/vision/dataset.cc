@@ -8,7 +8,6 @@
 
 #include "foci/core/rng.h"
 #include "foci/core/threads.h"
-#include "foci/io/file.h"
 
 namespace foci::vision {
 namespace {
@@ -168,7 +167,7 @@ Sample read_sample(const std::filesystem::path& path, const PictureFormat& forma
   Sample sample;
   sample.picture = fit(read_image(path), format);
   sample.grid = {sample.picture.height() / format.patch, sample.picture.width() / format.patch};
-  sample.name = shown(path);
+  sample.name = path.string();
   return sample;
 }
 

@@ -1,0 +1,29 @@
+// Model folders: config.json and model.safetensors.
+#include "foci/io/file.h"
+#include "foci/models/vit/vit.h"
+#include "foci/nn/checkpoint.h"
+
+namespace foci {
+
+std::unique_ptr<Vit<float>> load_vit(const std::filesystem::path& folder) {
+  const std::filesystem::path config = folder / "config.json";
+  require<IoError>(std::filesystem::is_directory(folder), "{}: no such model folder",
+                   folder.string());
+  require<IoError>(std::filesystem::exists(config), "{}: no model folder, it has no config.json",
+                   folder.string());
+  constexpr uint64_t kLimit = 64 << 20;  // labels are all that could make a config long
+  auto model = std::make_unique<Vit<float>>(
+      vit_config_from_json(read_file(config, kLimit), config.string()));
+  nn::load_parameters(folder / "model.safetensors", *model);
+  return model;
+}
+
+void save_vit(const std::filesystem::path& folder, Vit<float>& model) {
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  require<IoError>(!failed, "{}: cannot make the folder: {}", folder.string(), failed.message());
+  write_file(folder / "config.json", vit_config_to_json(model.config()));
+  nn::save_parameters(folder / "model.safetensors", model);
+}
+
+}  // namespace foci
