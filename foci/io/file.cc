@@ -33,12 +33,12 @@ struct Descriptor {
 // Opens for reading; a folder is refused here, since open(2) accepts it and read(2) does not.
 int open_to_read(const std::filesystem::path& path, struct stat& info) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  require<IoError>(fd >= 0, "{}: cannot be opened: {}", path.string(), reason(errno));
+  require<IoError>(fd >= 0, "{}: cannot be opened: {}", shown(path), reason(errno));
   const bool known = ::fstat(fd, &info) == 0;
   if (!known || S_ISDIR(info.st_mode)) {
     const std::string why = known ? "is a folder, not a file" : reason(errno);
     ::close(fd);
-    throw IoError(fmt::format("{}: {}", path.string(), why));
+    throw IoError(fmt::format("{}: {}", shown(path), why));
   }
   return fd;
 }
@@ -49,7 +49,7 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit) {
   struct stat info {};
   const Descriptor file(open_to_read(path, info));
   const auto too_long = [&] {
-    throw FormatError(fmt::format("{}: longer than the {} bytes allowed", path.string(), limit));
+    throw FormatError(fmt::format("{}: longer than the {} bytes allowed", shown(path), limit));
   };
   std::string bytes;
   if (S_ISREG(info.st_mode)) {
@@ -67,7 +67,7 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit) {
       bytes.resize(had);
       continue;
     }
-    require<IoError>(got >= 0, "{}: cannot be read: {}", path.string(), reason(errno));
+    require<IoError>(got >= 0, "{}: cannot be read: {}", shown(path), reason(errno));
     bytes.resize(had + static_cast<size_t>(got));
     if (got == 0) return bytes;
     if (bytes.size() > limit) too_long();
@@ -85,10 +85,10 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   std::error_code error;
   const fs::file_status status = fs::status(path_, error);
   require<IoError>(status.type() != fs::file_type::directory,
-                   "{}: is a folder, a file was to be written there", path_.string());
+                   "{}: is a folder, a file was to be written there", shown(path_));
   if (fs::exists(status) && !fs::is_regular_file(status)) {
     fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
-    require<IoError>(fd_ >= 0, "{}: cannot be written: {}", path_.string(), reason(errno));
+    require<IoError>(fd_ >= 0, "{}: cannot be written: {}", shown(path_), reason(errno));
     return;
   }
   if (fs::exists(status)) {
@@ -104,7 +104,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
     ::unlink(temporary_.c_str());
     fd_ = ::open(temporary_.c_str(), flags, 0666);
   }
-  require<IoError>(fd_ >= 0, "{}: cannot be written: {}", path_.string(), reason(errno));
+  require<IoError>(fd_ >= 0, "{}: cannot be written: {}", shown(path_), reason(errno));
   // A file that is replaced keeps its permissions.
   struct stat old {};
   if (::stat(path_.c_str(), &old) == 0) (void)!::fchmod(fd_, old.st_mode & 07777);
@@ -122,7 +122,7 @@ void AtomicFile::discard() noexcept {
 }
 
 void AtomicFile::write(std::string_view bytes) {
-  require(fd_ >= 0, "AtomicFile::write: {} was already committed", path_.string());
+  require(fd_ >= 0, "AtomicFile::write: {} was already committed", shown(path_));
   while (!bytes.empty()) {
     // Linux writes at most 0x7ffff000 bytes at once.
     const ssize_t put = ::write(fd_, bytes.data(), std::min<size_t>(bytes.size(), 1 << 30));
@@ -130,17 +130,17 @@ void AtomicFile::write(std::string_view bytes) {
     if (put < 0) {
       const int error = errno;
       discard();
-      throw IoError(fmt::format("{}: cannot be written: {}", path_.string(), reason(error)));
+      throw IoError(fmt::format("{}: cannot be written: {}", shown(path_), reason(error)));
     }
     bytes.remove_prefix(static_cast<size_t>(put));
   }
 }
 
 void AtomicFile::commit() {
-  require(fd_ >= 0, "AtomicFile::commit: {} was already committed", path_.string());
+  require(fd_ >= 0, "AtomicFile::commit: {} was already committed", shown(path_));
   const auto fail = [&](int error) {
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
-    throw IoError(fmt::format("{}: cannot be written: {}", path_.string(), reason(error)));
+    throw IoError(fmt::format("{}: cannot be written: {}", shown(path_), reason(error)));
   };
   int error = 0;
   if (!temporary_.empty() && ::fsync(fd_) != 0) error = errno;
@@ -159,7 +159,7 @@ void AtomicFile::commit() {
 MappedFile map_file(const std::filesystem::path& path) {
   struct stat info {};
   const Descriptor file(open_to_read(path, info));
-  require<IoError>(S_ISREG(info.st_mode), "{}: is not a regular file", path.string());
+  require<IoError>(S_ISREG(info.st_mode), "{}: is not a regular file", shown(path));
   const auto size = static_cast<size_t>(info.st_size);
   // One page of zeros behind the file: kernels may read a whole vector at a row's end, and a file
   // may end where a page does.
@@ -167,7 +167,7 @@ MappedFile map_file(const std::filesystem::path& path) {
   const size_t length = (size + page - 1) / page * page + page;
   constexpr int kAccess = PROT_READ | PROT_WRITE;
   void* base = ::mmap(nullptr, length, kAccess, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  require<IoError>(base != MAP_FAILED, "{}: cannot be mapped: {}", path.string(), reason(errno));
+  require<IoError>(base != MAP_FAILED, "{}: cannot be mapped: {}", shown(path), reason(errno));
   MappedFile mapped;
   mapped.owner = std::shared_ptr<void>(base, [length](void* p) { ::munmap(p, length); });
   mapped.data = static_cast<std::byte*>(base);
@@ -175,7 +175,7 @@ MappedFile map_file(const std::filesystem::path& path) {
   if (size > 0) {
     const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
     require<IoError>(::mmap(base, size, kAccess, flags, file.fd, 0) != MAP_FAILED,
-                     "{}: cannot be mapped: {}", path.string(), reason(errno));
+                     "{}: cannot be mapped: {}", shown(path), reason(errno));
   }
   return mapped;
 }
@@ -192,6 +192,19 @@ std::string in_quotes(std::string_view text) {
     }
   }
   return out + (text.size() > kLongest ? "…\"" : "\"");
+}
+
+std::string shown(const std::filesystem::path& path) {
+  std::string out;
+  for (const char c : path.string()) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out;
 }
 
 }  // namespace foci

@@ -51,5 +51,7 @@ MappedFile map_file(const std::filesystem::path& path);  // throws IoError
 // For messages: quoted, at most 80 characters, and nothing in it that could break a line or a
 // terminal. Names from files are untrusted too.
 std::string in_quotes(std::string_view text);
+// A path as messages show it: as it is, but for characters that could break a line or a terminal.
+std::string shown(const std::filesystem::path& path);
 
 }  // namespace foci

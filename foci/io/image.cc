@@ -69,7 +69,7 @@ void check_size(uint64_t height, uint64_t width, const std::string& name,
 }  // namespace codec
 
 Image read_image(const std::filesystem::path& path, const ImageLimits& limits) {
-  return decode_image(read_file(path, limits.max_bytes), path.string(), limits);
+  return decode_image(read_file(path, limits.max_bytes), shown(path), limits);
 }
 
 Image decode_image(std::string_view bytes, const std::string& name, const ImageLimits& limits) {

@@ -170,6 +170,7 @@ ImageHead jpeg_head(std::string_view bytes, const std::string& name, const Image
 Image decode_jpeg(std::string_view bytes, const std::string& name, const ImageLimits& limits) {
   Decoder decoder;
   const ImageHead head = read_checked_head(decoder, bytes, name, limits);
+  const int orientation = orientation_of(decoder.info);  // gone once decoding ends
   const bool cmyk = decoder.info.out_color_space == JCS_CMYK;
   const int64_t stored = cmyk ? 4 : head.channels;
   Tensor pixels = Tensor::empty({head.height, head.width, stored}, DType::u8);
@@ -189,7 +190,7 @@ Image decode_jpeg(std::string_view bytes, const std::string& name, const ImageLi
     }
     pixels = rgb;
   }
-  return {upright(pixels, orientation_of(decoder.info))};
+  return {upright(pixels, orientation)};
 }
 
 }  // namespace foci::codec

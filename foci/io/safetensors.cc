@@ -275,7 +275,7 @@ std::string text_of(const std::string& text) {
 
 Safetensors read_safetensors(const std::filesystem::path& path) {
   const MappedFile file = map_file(path);
-  return parse(file.data, file.size, file.owner, path.string());
+  return parse(file.data, file.size, file.owner, shown(path));
 }
 
 Safetensors parse_safetensors(std::string_view bytes, const std::string& name) {

@@ -8,6 +8,7 @@
 
 #include "foci/core/rng.h"
 #include "foci/core/threads.h"
+#include "foci/io/file.h"
 
 namespace foci::vision {
 namespace {
@@ -167,7 +168,7 @@ Sample read_sample(const std::filesystem::path& path, const PictureFormat& forma
   Sample sample;
   sample.picture = fit(read_image(path), format);
   sample.grid = {sample.picture.height() / format.patch, sample.picture.width() / format.patch};
-  sample.name = path.string();
+  sample.name = shown(path);
   return sample;
 }
 

@@ -106,7 +106,7 @@ std::vector<fs::path> pictures_in(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
   fs::recursive_directory_iterator at(folder, error);
-  require<IoError>(!error, "{}: cannot be read: {}", folder.string(), error.message());
+  require<IoError>(!error, "{}: cannot be read: {}", shown(folder), error.message());
   while (at != fs::recursive_directory_iterator()) {
     if (hidden(at->path())) {
       if (at->is_directory(error)) at.disable_recursion_pending();
@@ -114,7 +114,7 @@ std::vector<fs::path> pictures_in(const fs::path& folder) {
       found.push_back(at->path());
     }
     at.increment(error);
-    require<IoError>(!error, "{}: cannot be read: {}", folder.string(), error.message());
+    require<IoError>(!error, "{}: cannot be read: {}", shown(folder), error.message());
   }
   return found;
 }
@@ -125,7 +125,7 @@ std::string_view bytes_of(const MappedFile& file) {
 
 MappedFile map_picture(const fs::path& path) {
   MappedFile file = map_file(path);
-  require<FormatError>(file.size <= kMaxFile, "{}: {} bytes, at most {} are allowed", path.string(),
+  require<FormatError>(file.size <= kMaxFile, "{}: {} bytes, at most {} are allowed", shown(path),
                        file.size, kMaxFile);
   return file;
 }
@@ -171,32 +171,31 @@ Folder::Folder(const fs::path& root, const FolderOptions& options) : options_(op
 
   std::error_code error;
   const fs::file_status status = fs::status(root, error);
-  require<IoError>(fs::exists(status), "{}: no such folder", root.string());
-  require<IoError>(fs::is_directory(status), "{}: is not a folder", root.string());
+  require<IoError>(fs::exists(status), "{}: no such folder", shown(root));
+  require<IoError>(fs::is_directory(status), "{}: is not a folder", shown(root));
   std::vector<fs::path> class_folders;
   fs::directory_iterator at(root, error);
-  require<IoError>(!error, "{}: cannot be read: {}", root.string(), error.message());
+  require<IoError>(!error, "{}: cannot be read: {}", shown(root), error.message());
   for (; at != fs::directory_iterator(); at.increment(error)) {
     if (!hidden(at->path()) && at->is_directory(error)) class_folders.push_back(at->path());
   }
-  require<IoError>(!error, "{}: cannot be read: {}", root.string(), error.message());
+  require<IoError>(!error, "{}: cannot be read: {}", shown(root), error.message());
   require<FormatError>(!class_folders.empty(),
                        "{}: no folders in it; one folder a class, with its pictures, is expected",
-                       root.string());
+                       shown(root));
   require<FormatError>(class_folders.size() >= 2,
-                       "{}: only one class, {}; at least two folders are needed", root.string(),
+                       "{}: only one class, {}; at least two folders are needed", shown(root),
                        in_quotes(class_folders[0].filename().string()));
   std::sort(class_folders.begin(), class_folders.end());
 
   for (const fs::path& folder : class_folders) {
     const std::string name = folder.filename().string();
-    require<FormatError>(is_utf8(name), "{}: the folder name {} is not UTF-8", root.string(),
+    require<FormatError>(is_utf8(name), "{}: the folder name {} is not UTF-8", shown(root),
                          in_quotes(name));
     std::vector<fs::path> pictures = pictures_in(folder);
-    require<FormatError>(!pictures.empty(), "{}: no PNG or JPEG pictures in it", folder.string());
+    require<FormatError>(!pictures.empty(), "{}: no PNG or JPEG pictures in it", shown(folder));
     require<FormatError>(pictures.size() >= 2,
-                         "{}: one picture; a class needs two, to train and to test",
-                         folder.string());
+                         "{}: one picture; a class needs two, to train and to test", shown(folder));
     // The hash of its path decides on which side a picture is, so most stay where they are when
     // others are added.
     std::vector<std::pair<uint64_t, fs::path>> order;
@@ -223,7 +222,7 @@ Folder::Folder(const fs::path& root, const FolderOptions& options) : options_(op
   std::vector<uint64_t> sizes(all.size());
   for_each_item(all, [&](int64_t i) {
     const MappedFile file = map_picture(all[i]->path);
-    heads[i] = decode_image_head(bytes_of(file), all[i]->path.string());
+    heads[i] = decode_image_head(bytes_of(file), shown(all[i]->path));
     sizes[i] = file.size;
   });
   uint64_t bytes = 0;
@@ -270,7 +269,7 @@ Image Folder::prepared(const Item& item) const {
   Image picture;
   if (cache_->find(&item, picture)) return picture;
   const MappedFile file = map_picture(item.path);
-  picture = fit(decode_image(bytes_of(file), item.path.string()), format_);
+  picture = fit(decode_image(bytes_of(file), shown(item.path)), format_);
   cache_->insert(&item, picture);
   return picture;
 }
@@ -297,7 +296,7 @@ Sample Folder::get(Split split, int64_t index, int64_t epoch) const {
   sample.grid = {sample.picture.height() / format_.patch, sample.picture.width() / format_.patch};
   sample.label = item.label;
   sample.source = index;
-  sample.name = item.path.string();
+  sample.name = shown(item.path);
   return sample;
 }
 

@@ -128,5 +128,10 @@ TEST(File, QuotedTextFitsALine) {
   EXPECT_LT(in_quotes(std::string(1'000'000, '\n')).size(), 400u);
 }
 
+TEST(File, ShownPathsKeepTheirLettersAndTheirLine) {
+  EXPECT_EQ(shown("bilder/größe.png"), "bilder/größe.png");
+  EXPECT_EQ(shown("a\nb\x1b.png"), "a\\x0ab\\x1b.png");
+}
+
 }  // namespace
 }  // namespace foci
