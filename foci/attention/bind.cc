@@ -1,5 +1,7 @@
 // bind: checks tensors against the plan and turns them into a Problem.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "foci/attention/state.h"
 
@@ -39,6 +41,18 @@ void require_floating(const Tensor& t, const char* name) {
 // A small table in the form kernels read: contiguous float32.
 Tensor table(const Tensor& t) {
   return t.to(DType::f32).contiguous();
+}
+
+// A double tensor as float32, where finite stays finite: only −inf is a mask.
+Tensor narrowed(const Tensor& t) {
+  const Tensor wide = t.contiguous(), narrow = Tensor::empty(t.shape());
+  constexpr double kMost = std::numeric_limits<float>::max();
+  for (int64_t n = 0; n < wide.numel(); ++n) {
+    const double x = wide.data<double>()[n];
+    narrow.data<float>()[n] =
+        static_cast<float>(std::isfinite(x) ? std::clamp(x, -kMost, kMost) : x);
+  }
+  return narrow;
 }
 
 // View of a tensor that broadcasts right-aligned to [B, H, N, M].
@@ -124,6 +138,9 @@ void bind_biases(Problem& p, const AttentionInputs& in) {
                      require_given(in.bias, "bias", "the bias tensor");
                      require_floating(in.bias, "bias");
                      p.bias = broadcast(in.bias, "bias", s);
+                     if (in.bias.dtype() == DType::f64) {
+                       p.bias = broadcast(narrowed(in.bias), "bias", s);
+                     }
                    },
                    [&](const Alibi&) {
                      require_given(in.slopes, "slopes", "the bias alibi");

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "foci/attention/plain.h"
 #include "foci/attention/state.h"
 
 namespace foci {
@@ -43,7 +44,13 @@ std::string_view name_of(Implementation id) {
 }  // namespace
 
 std::span<const ImplementationEntry> implementations() {
-  static const std::vector<ImplementationEntry> list = {};
+  static const std::vector<ImplementationEntry> list = {
+      {Implementation::plain, "plain",
+       [](const AttentionSpec&, const AttentionShape&) -> std::optional<std::string> {
+         return std::nullopt;  // everything
+       },
+       plain::workspace_bytes, plain_forward, plain_backward, plain_weights},
+  };
   return list;
 }
 

@@ -58,7 +58,8 @@ struct Problem {
   std::vector<float> scale;  // [H], resolved
   KeyMask mask;
   Positions positions;
-  Tensor bias;  // in.bias viewed as [B,H,N,M] (broadcast strides are 0), or undefined
+  // in.bias viewed as [B,H,N,M] (broadcast strides are 0), f32, f16 or bf16; or undefined
+  Tensor bias;
 };
 
 // The unfused implementation (plain_forward.cc, plain_backward.cc): GEMM and row operators over a

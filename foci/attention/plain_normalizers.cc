@@ -1,0 +1,334 @@
+// One row from scores to weights and back, with its statistics.
+//
+// Sums run over kLanes partial sums tied to the column's place in its piece (sites start at
+// multiples of kLanes), and masked columns add exact zeros, so a row's bits do not depend on what
+// surrounds it.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "foci/attention/plain.h"
+
+namespace foci::plain {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+// Below this e^x is no normal float; it counts as 0.
+constexpr float kExpMin = -87.0f;
+
+// e^x for x ≤ 0, without branches or calls, so that compilers vectorise loops over it. NaN gives
+// NaN. Cephes' expf: x = n ln2 + r, a polynomial of degree 6 in r, about 1 ulp.
+inline float exp_nonpositive(float x) {
+  const float safe = x < kExpMin ? kExpMin : x;
+  constexpr float kRound = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
+  const float shifted = safe * 1.44269504f + kRound;
+  const float n = shifted - kRound;
+  const float r = (safe - n * 0.693359375f) + n * 2.12194440e-4f;
+  float y = 1.9875691500e-4f;
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
+  const float value = y * std::bit_cast<float>(exponent);
+  return x < kExpMin ? 0.0f : value;
+}
+
+float sum_lanes(const float* lanes) {
+  float s[kLanes];
+  std::copy_n(lanes, kLanes, s);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t l = 0; l < half; ++l) s[l] += s[l + half];
+  }
+  return s[0];
+}
+
+// [begin, end) widened to whole groups of lanes.
+struct Span {
+  int64_t begin, end;
+};
+Span whole_lanes(const Sight& s) {
+  return {s.begin / kLanes * kLanes, round_up(s.end, kLanes)};
+}
+
+// Sets everything that is not seen: `value` inside the whole lanes, 0 in the rest of the row.
+void clear_unseen(const Sight& sight, int64_t width, float value, float* row) {
+  const Span span = whole_lanes(sight);
+  std::fill(row, row + span.begin, 0.0f);
+  std::fill(row + span.begin, row + sight.begin, value);
+  if (sight.seen) {
+    for (int64_t j = sight.begin; j < sight.end; ++j) row[j] = sight.seen[j] ? row[j] : value;
+  }
+  std::fill(row + sight.end, row + span.end, value);
+  std::fill(row + span.end, row + width, 0.0f);
+}
+
+void set_part(const Sight& sight, int64_t width, uint8_t* part) {
+  if (!part) return;
+  std::fill_n(part, width, uint8_t{0});
+  sight.for_each([&](int64_t j) { part[j] = 1; });
+}
+
+float largest(const Span& span, const float* row) {
+  float lanes[kLanes];
+  std::fill_n(lanes, kLanes, -kInf);
+  for (int64_t j = span.begin; j < span.end; j += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) lanes[l] = row[j + l] > lanes[l] ? row[j + l] : lanes[l];
+  }
+  return *std::max_element(lanes, lanes + kLanes);
+}
+
+int64_t first_equal(const Span& span, const float* row, float value) {
+  for (int64_t j = span.begin; j < span.end; ++j) {
+    if (row[j] == value) return j;
+  }
+  return -1;
+}
+
+// A NaN that is seen, or a largest score that is infinite: no weight means anything.
+RowStatistics undefined_row(const Sight& sight, int64_t width, const Statistics& want, float* row,
+                            uint8_t* part) {
+  set_part(sight, width, part);
+  std::fill_n(row, width, 0.0f);
+  RowStatistics s{.row_stat = kNan};
+  sight.for_each([&](int64_t j) {
+    row[j] = kNan;
+    if (s.max_column < 0) s.max_column = j;
+  });
+  if (want.has(Statistic::entropy)) s.entropy = kNan;
+  s.max_weight = kNan;
+  s.support = static_cast<float>(sight.count);
+  return s;
+}
+
+// Softmax of a row whose unseen (or not chosen) columns are −inf.
+RowStatistics softmax(const Sight& sight, int64_t width, const Statistics& want, float max,
+                      float* row, uint8_t* part) {
+  const Span span = whole_lanes(sight);
+  RowStatistics s;
+  if (want.has(Statistic::max_weight)) s.max_column = first_equal(span, row, max);
+  float sums[kLanes] = {};
+  if (want.has(Statistic::entropy)) {
+    // log l − (1/l) Σ e·(s − m): no large numbers cancel.
+    float products[kLanes] = {};
+    for (int64_t j = span.begin; j < span.end; j += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) {
+        const float x = row[j + l] - max;
+        const float e = exp_nonpositive(x);
+        row[j + l] = e;
+        sums[l] += e;
+        products[l] += e * (x < kExpMin ? kExpMin : x);
+      }
+    }
+    const float sum = sum_lanes(sums);
+    s.entropy = static_cast<float>(std::log(double(sum)) - double(sum_lanes(products)) / sum);
+  } else {
+    for (int64_t j = span.begin; j < span.end; j += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) {
+        const float e = exp_nonpositive(row[j + l] - max);
+        row[j + l] = e;
+        sums[l] += e;
+      }
+    }
+  }
+  const float sum = sum_lanes(sums);
+  if (std::isnan(sum)) return undefined_row(sight, width, want, row, part);
+  const float inverse = 1 / sum;
+  for (int64_t j = span.begin; j < span.end; ++j) row[j] *= inverse;
+  s.row_stat = static_cast<float>(double(max) + std::log(double(sum)));
+  s.max_weight = inverse;
+  s.support = static_cast<float>(sight.count);
+  return s;
+}
+
+// Leaves the k best of a row as they are, the lowest column first among equals; the rest become
+// −inf. count > k, and no score is NaN.
+void choose(const Sight& sight, int64_t k, float* row, uint8_t* chosen, RowScratch& scratch) {
+  std::vector<float>& values = scratch.values;
+  values.clear();
+  sight.for_each([&](int64_t j) { values.push_back(row[j]); });
+  std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
+  const float least = values[k - 1];
+  int64_t ties =
+      k - std::count_if(values.begin(), values.end(), [&](float x) { return x > least; });
+  sight.for_each([&](int64_t j) {
+    bool take = row[j] > least;
+    if (row[j] == least && ties > 0) {
+      take = true;
+      --ties;
+    }
+    if (chosen) chosen[j] = take;
+    if (!take) row[j] = -kInf;
+  });
+}
+
+// [z]₊^power, its derivative's factor left out.
+double power_of(double z, double power) {
+  if (power == 1) return z;
+  if (power == 2) return z * z;
+  return std::pow(z, power);
+}
+
+// τ with Σ [z − τ]₊^power = 1, where the largest z is 0. z is emptied of what cannot take part.
+double threshold(double power, std::vector<double>& z, std::vector<double>& rest) {
+  if (power == 1) {
+    // Michelot 1986: project, drop what fell below, again; exact after finitely many steps.
+    for (;;) {
+      double sum = 0;
+      for (double x : z) sum += x;
+      const double tau = (sum - 1) / static_cast<double>(z.size());
+      rest.clear();
+      for (double x : z) {
+        if (x > tau) rest.push_back(x);
+      }
+      if (rest.size() == z.size() || rest.empty()) return tau;
+      std::swap(z, rest);
+    }
+  }
+  // Newton's method inside a bracket: the sum is ≥ 1 at −1 and 0 at 0, and falls between.
+  double low = -1, high = 0, tau = -1;
+  for (int step = 0; step < 200; ++step) {
+    double sum = 0, slope = 0;
+    for (double x : z) {
+      if (x <= tau) continue;
+      const double over = x - tau;
+      const double p = power_of(over, power);
+      sum += p;
+      slope += power * p / over;
+    }
+    (sum >= 1 ? low : high) = tau;
+    double next = tau + (sum - 1) / slope;
+    if (!(next > low && next < high)) next = low + (high - low) / 2;
+    if (next == tau || next <= low || next >= high ||
+        std::abs(next - tau) <= 4 * std::numeric_limits<double>::epsilon()) {
+      return next;
+    }
+    tau = next;
+  }
+  return tau;
+}
+
+// p = [(α−1)s − τ]₊^(1/(α−1)).
+RowStatistics sparse_map(double alpha, const Sight& sight, int64_t width, const Statistics& want,
+                         float max, float* row, uint8_t* part, RowScratch& scratch) {
+  const double power = 1 / (alpha - 1);
+  std::vector<double>& z = scratch.candidates;
+  z.clear();
+  // Only z > −1 can have weight, since τ ≥ −1.
+  sight.for_each([&](int64_t j) {
+    const double x = (alpha - 1) * (double(row[j]) - max);
+    if (x > -1) z.push_back(x);
+  });
+  const double tau = threshold(power, z, scratch.rest);
+  RowStatistics s;
+  if (want.has(Statistic::max_weight)) s.max_column = first_equal(whole_lanes(sight), row, max);
+  if (part) std::fill_n(part, width, uint8_t{0});
+  double entropy = 0;
+  int64_t support = 0;
+  sight.for_each([&](int64_t j) {
+    const double over = (alpha - 1) * (double(row[j]) - max) - tau;
+    const float p = over > 0 ? static_cast<float>(power_of(over, power)) : 0.0f;
+    row[j] = p;
+    if (p == 0) return;
+    ++support;
+    if (part) part[j] = 1;
+    if (want.has(Statistic::entropy)) entropy -= p * std::log(double(p));
+  });
+  clear_unseen(sight, width, 0.0f, row);
+  s.row_stat = static_cast<float>((alpha - 1) * max + tau);
+  s.entropy = static_cast<float>(entropy);
+  s.max_weight = static_cast<float>(power_of(-tau, power));
+  s.support = static_cast<float>(support);
+  return s;
+}
+
+}  // namespace
+
+RowStatistics normalize(const Normalizer& normalizer, const Sight& sight, int64_t width,
+                        const Statistics& want, float* row, uint8_t* part, RowScratch& scratch) {
+  const bool sparse =
+      std::holds_alternative<Sparsemax>(normalizer) || std::holds_alternative<Entmax>(normalizer);
+  if (sight.count == 0) {
+    std::fill_n(row, width, 0.0f);
+    if (part) std::fill_n(part, width, uint8_t{0});
+    return {.row_stat = sparse ? kInf : -kInf};
+  }
+  clear_unseen(sight, width, -kInf, row);
+  const float max = largest(whole_lanes(sight), row);
+  bool undefined = std::isinf(max);
+  if (!undefined && !std::holds_alternative<Softmax>(normalizer)) {
+    sight.for_each([&](int64_t j) { undefined = undefined || std::isnan(row[j]); });
+  }
+  if (undefined) return undefined_row(sight, width, want, row, part);
+  return std::visit(overloaded{[&](const Softmax&) {
+                                 set_part(sight, width, part);
+                                 return softmax(sight, width, want, max, row, part);
+                               },
+                               [&](const Sparsemax&) {
+                                 return sparse_map(2, sight, width, want, max, row, part, scratch);
+                               },
+                               [&](const Entmax& e) {
+                                 return sparse_map(e.alpha, sight, width, want, max, row, part,
+                                                   scratch);
+                               },
+                               [&](const TopK& t) {
+                                 set_part(sight, width, part);
+                                 if (sight.count > t.k) choose(sight, t.k, row, part, scratch);
+                                 RowStatistics s = softmax(sight, width, want, max, row, part);
+                                 s.support = static_cast<float>(std::min(t.k, sight.count));
+                                 return s;
+                               }},
+                    normalizer);
+}
+
+void normalize_backward(const Normalizer& normalizer, const Sight& part, float drow_stat,
+                        float dentropy, const float* p, float* g) {
+  if (part.count == 0) return;
+  // All maps have ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf), with f = p for softmax and top-k (Σp = 1) and
+  // f = p^(2−α) on the support for the sparse maps; their statistics have ∂/∂s_k = f_k/Σf, the
+  // threshold τ (α−1) times that.
+  const double alpha = std::visit(
+      overloaded{[](const Softmax&) { return 1.0; }, [](const TopK&) { return 1.0; },
+                 [](const Sparsemax&) { return 2.0; }, [](const Entmax& e) { return e.alpha; }},
+      normalizer);
+  if (dentropy != 0) {
+    // ∂(−p log p)/∂p = −log p − 1, and the 1 cancels in the mean.
+    part.for_each([&](int64_t j) {
+      if (p[j] != 0) g[j] -= dentropy * std::log(p[j]);
+    });
+  }
+  if (alpha == 1) {
+    const Span span = whole_lanes(part);
+    float lanes[kLanes] = {};
+    for (int64_t j = span.begin; j < span.end; j += kLanes) {
+      for (int64_t l = 0; l < kLanes; ++l) lanes[l] += p[j + l] * g[j + l];
+    }
+    const float shift = drow_stat - sum_lanes(lanes);
+    if (std::isfinite(shift)) {
+      for (int64_t j = span.begin; j < span.end; ++j) g[j] = p[j] * (g[j] + shift);
+    } else {
+      part.for_each([&](int64_t j) { g[j] = p[j] * (g[j] + shift); });
+    }
+    return;
+  }
+  const auto factor = [&](float x) {
+    if (alpha == 2) return std::isnan(x) ? double(x) : 1.0;
+    if (alpha == 1.5) return std::sqrt(double(x));
+    return std::pow(double(x), 2 - alpha);
+  };
+  double sum = 0, mean = 0;
+  part.for_each([&](int64_t j) {
+    const double f = factor(p[j]);
+    sum += f;
+    mean += f * g[j];
+  });
+  const double shift = (double(drow_stat) * (alpha - 1) - mean) / sum;
+  part.for_each([&](int64_t j) { g[j] = static_cast<float>(factor(p[j]) * (g[j] + shift)); });
+}
+
+}  // namespace foci::plain

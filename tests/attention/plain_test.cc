@@ -1,0 +1,295 @@
+// The unfused implementation against the oracle: forward, statistics and every gradient, over a
+// random sweep of specs, shapes and strides; and the promises that hold bit for bit.
+#include <gtest/gtest.h>
+
+#include "attention/generate.h"
+#include "attention/tolerance.h"
+#include "foci/attention/plan.h"
+#include "foci/core/rng.h"
+#include "foci/core/threads.h"
+#include "foci/reference/attention.h"
+
+namespace foci {
+namespace {
+
+using testing::attention_case;
+using testing::Family;
+using testing::near;
+using testing::same_bits;
+using testing::SweepCase;
+using testing::SweepLimits;
+
+constexpr AttentionWanted kEverything{true, true, true, true, true, true};
+
+Bound bind_plain(const AttentionSpec& spec, const AttentionInputs& in) {
+  return Plan::make(spec, testing::shape_of(in), {.implementation = Implementation::plain})
+      .bind(in);
+}
+
+AttentionUpstream doubles(const AttentionUpstream& up) {
+  AttentionUpstream d = up;
+  for (Tensor* t : {&d.dy, &d.drow_stat, &d.dentropy, &d.dmax_weight, &d.dcoverage}) {
+    if (t->defined()) *t = t->to(DType::f64);
+  }
+  return d;
+}
+
+void expect_outputs(const AttentionOutputs& a, const AttentionOutputs& e) {
+  EXPECT_TRUE(near(a.y, e.y)) << "y";
+  EXPECT_TRUE(near(a.row_stat, e.row_stat)) << "row_stat";
+  EXPECT_TRUE(near(a.entropy, e.entropy, testing::kTolerance, 0.1)) << "entropy";
+  EXPECT_TRUE(near(a.max_weight, e.max_weight)) << "max_weight";
+  EXPECT_TRUE(near(a.max_key, e.max_key, 0)) << "max_key";
+  EXPECT_TRUE(near(a.support, e.support, 0)) << "support";
+  EXPECT_TRUE(near(a.coverage, e.coverage)) << "coverage";
+}
+
+// Gradients of q, k, v are compared as they are; those that sum over a batch may cancel, and their
+// terms, of about unit size, are as many as there are rows.
+void expect_gradients(const AttentionGradients& a, const AttentionGradients& e, int64_t rows) {
+  const double sum = 0.5 * std::sqrt(static_cast<double>(rows));
+  const auto check = [&](const Tensor& x, const Tensor& y, double floor, const char* name) {
+    ASSERT_EQ(x.defined(), y.defined()) << name;
+    if (!x.defined()) return;
+    EXPECT_TRUE(near(x, y, testing::kTolerance, floor)) << name;
+  };
+  check(a.dq, e.dq, 0.01, "dq");
+  check(a.dk, e.dk, 0.01, "dk");
+  check(a.dv, e.dv, 0.01, "dv");
+  check(a.dbias, e.dbias, sum, "dbias");
+  check(a.dslopes, e.dslopes, sum, "dslopes");
+  check(a.dtable1d, e.dtable1d, sum, "dtable1d");
+  check(a.dtable2d, e.dtable2d, sum, "dtable2d");
+  check(a.dscore_w, e.dscore_w, sum, "dscore_w");
+  check(a.dscale, e.dscale, sum, "dscale");
+}
+
+struct Count {
+  int64_t rows = 0, unfair = 0;
+};
+
+void compare(SweepCase c, Count& count) {
+  SCOPED_TRACE(c.text);
+  const reference::Forward expected = reference::attention_forward(c.spec, c.in);
+  const testing::Fairness fairness = testing::make_fair(c, expected);
+  count.rows += expected.out.row_stat.numel();
+  count.unfair += fairness.count;
+  const Bound bound = bind_plain(c.spec, testing::strided(c.in));
+  AttentionOutputs out;
+  // float32, so that 16-bit storage of the result does not hide errors.
+  out.y = Tensor::empty(expected.out.y.shape());
+  bound.forward(out);
+  AttentionOutputs compared = out;
+  testing::excuse(fairness, expected.out, compared);
+  expect_outputs(compared, expected.out);
+  AttentionUpstream up = c.up;
+  up.dy = testing::strided_heads(c.up.dy);
+  const AttentionGradients g = bound.backward(out, up, kEverything);
+  const AttentionGradients e = reference::attention_backward(c.spec, c.in, doubles(c.up));
+  expect_gradients(g, e, c.in.q.dim(0) * c.in.q.dim(1) * c.in.q.dim(2));
+
+  std::vector<int64_t> rows, heads;
+  for (int64_t i = c.in.q.dim(2) - 1; i >= 0; i -= 2) rows.push_back(i);
+  for (int64_t h = 0; h < c.in.q.dim(1); ++h) heads.push_back(h);
+  if (fairness.count > 0) return;
+  const Tensor w = bound.weights(out, rows, heads);
+  for (size_t n = 0; n < rows.size(); ++n) {
+    EXPECT_TRUE(near(w.select(2, static_cast<int64_t>(n)), expected.weights.select(2, rows[n])))
+        << "weights of row " << rows[n];
+  }
+}
+
+void sweep(uint64_t first, int cases, DType dtype, const SweepLimits& limits) {
+  Count count;
+  for (int n = 0; n < cases && !::testing::Test::HasFailure(); ++n) {
+    compare(attention_case(first + static_cast<uint64_t>(n), Family::everything, dtype, limits),
+            count);
+  }
+  EXPECT_LT(count.unfair * 10, count.rows);
+}
+
+TEST(Plain, FollowsTheOracleOnSmallShapes) {
+  sweep(0, 1500, DType::f32, {});
+}
+
+// More queries than a block has rows, more keys than an inner block, heads beyond a vector.
+TEST(Plain, FollowsTheOracleAcrossBlocks) {
+  sweep(5000, 40, DType::f32,
+        {.batch = 1,
+         .kv_heads = 1,
+         .group = 2,
+         .queries = 130,
+         .keys = 330,
+         .head = 40,
+         .value = 20});
+}
+
+TEST(Plain, ReadsHalfPrecision) {
+  sweep(9000, 150, DType::f16, {});
+  sweep(9500, 150, DType::bf16, {});
+}
+
+class Threads : public ::testing::Test {
+ protected:
+  void TearDown() override { set_num_threads(before_); }
+  int before_ = num_threads();
+};
+
+void expect_same(const AttentionOutputs& a, const AttentionOutputs& b) {
+  EXPECT_TRUE(same_bits(a.y, b.y));
+  EXPECT_TRUE(same_bits(a.row_stat, b.row_stat));
+  EXPECT_TRUE(same_bits(a.entropy, b.entropy));
+  EXPECT_TRUE(same_bits(a.max_weight, b.max_weight));
+  EXPECT_TRUE(same_bits(a.max_key, b.max_key));
+  EXPECT_TRUE(same_bits(a.support, b.support));
+  EXPECT_TRUE(same_bits(a.coverage, b.coverage));
+}
+
+void expect_same(const AttentionGradients& a, const AttentionGradients& b) {
+  EXPECT_TRUE(same_bits(a.dq, b.dq));
+  EXPECT_TRUE(same_bits(a.dk, b.dk));
+  EXPECT_TRUE(same_bits(a.dv, b.dv));
+  EXPECT_TRUE(same_bits(a.dbias, b.dbias));
+  EXPECT_TRUE(same_bits(a.dslopes, b.dslopes));
+  EXPECT_TRUE(same_bits(a.dtable1d, b.dtable1d));
+  EXPECT_TRUE(same_bits(a.dtable2d, b.dtable2d));
+  EXPECT_TRUE(same_bits(a.dscore_w, b.dscore_w));
+  EXPECT_TRUE(same_bits(a.dscale, b.dscale));
+}
+
+TEST_F(Threads, DoNotChangeBits) {
+  const SweepLimits limits{
+      .batch = 3, .kv_heads = 2, .group = 2, .queries = 250, .keys = 300, .head = 24, .value = 20};
+  for (uint64_t n = 300; n < 312 && !HasFailure(); ++n) {
+    const SweepCase c = attention_case(n, Family::everything, DType::f32, limits);
+    SCOPED_TRACE(c.text);
+    const Bound bound = bind_plain(c.spec, c.in);
+    set_num_threads(1);
+    const AttentionOutputs out = bound.forward();
+    const AttentionGradients g = bound.backward(out, c.up, kEverything);
+    for (int threads : {2, 3, 5}) {
+      set_num_threads(threads);
+      expect_same(bound.forward(), out);
+      expect_same(bound.backward(out, c.up, kEverything), g);
+    }
+  }
+}
+
+Tensor random(const Dims& shape, uint64_t seed) {
+  Rng rng(seed);
+  const Tensor t = Tensor::empty(shape);
+  for (float& x : t.span<float>()) x = static_cast<float>(rng.normal());
+  return t;
+}
+
+// A row's result must not depend on which rows stand around it.
+TEST(PlainBits, EqualQueriesGiveEqualRowsAtEveryPosition) {
+  for (const int64_t N : {1, 2, 15, 17, 50, 96, 97, 131, 200}) {
+    for (const int64_t M : {1, 37, 255, 256, 300}) {
+      SCOPED_TRACE(fmt::format("N {} M {}", N, M));
+      AttentionInputs in;
+      const Tensor row = random({1, 1, 1, 20}, 1);
+      in.q = random({1, 1, N, 20}, 2);
+      in.k = random({1, 1, M, 20}, 3);
+      in.v = random({1, 1, M, 28}, 4);
+      for (int64_t i = 0; i < N; i += 1) in.q.slice(2, i, i + 1).copy_from(row);
+      for (const Normalizer& normalizer :
+           {Normalizer(Softmax{}), Normalizer(Sparsemax{}), Normalizer(TopK{5})}) {
+        const AttentionSpec spec{.normalizer = normalizer, .statistics = Statistics::all()};
+        const AttentionOutputs out = bind_plain(spec, in).forward();
+        AttentionInputs one = in;
+        one.q = row;
+        const AttentionOutputs expected = bind_plain(spec, one).forward();
+        for (int64_t i = 0; i < N; ++i) {
+          ASSERT_TRUE(same_bits(out.y.slice(2, i, i + 1), expected.y)) << i;
+          ASSERT_TRUE(same_bits(out.row_stat.slice(2, i, i + 1), expected.row_stat)) << i;
+          ASSERT_TRUE(same_bits(out.entropy.slice(2, i, i + 1), expected.entropy)) << i;
+        }
+      }
+    }
+  }
+}
+
+// A packed batch gives what its members give one by one, forward and backward.
+TEST(PlainBits, APackedBatchEqualsItsMembers) {
+  const std::vector<int64_t> queries = {5, 97, 1, 0, 130}, keys = {300, 20, 1, 7, 131};
+  const int64_t H = 4, Hk = 2, D = 20, Dv = 12;
+  int64_t N = 0, M = 0;
+  for (size_t s = 0; s < keys.size(); ++s) N += queries[s], M += keys[s];
+  AttentionInputs in;
+  in.q = random({1, H, N, D}, 11);
+  in.k = random({1, Hk, M, D}, 12);
+  in.v = random({1, Hk, M, Dv}, 13);
+  in.q_segments = Tensor::zeros({1, N}, DType::i32);
+  in.k_segments = Tensor::zeros({1, M}, DType::i32);
+  in.slopes = random({H}, 14);
+  AttentionUpstream up;
+  up.dy = random({1, H, N, Dv}, 15);
+  up.dentropy = random({1, H, N}, 16);
+  up.dcoverage = random({1, H, M}, 17);
+  int64_t q = 0, k = 0;
+  for (size_t s = 0; s < keys.size(); q += queries[s], k += keys[s], ++s) {
+    const auto id = static_cast<double>(s);
+    in.q_segments.slice(1, q, q + queries[s]).fill(id);
+    in.k_segments.slice(1, k, k + keys[s]).fill(id);
+  }
+  for (const Score& score : {Score(Dot{}), Score(Cosine{}), Score(L2{0.2})}) {
+    for (const Normalizer& normalizer :
+         {Normalizer(Softmax{}), Normalizer(Sparsemax{}), Normalizer(TopK{5})}) {
+      AttentionSpec spec{.score = score,
+                         .normalizer = normalizer,
+                         .biases = {Alibi{}},
+                         .statistics = Statistics::all()};
+      spec.masks = {Window{40, 60, Align::bottom_right}};
+      AttentionSpec packed = spec;
+      packed.masks.push_back(Segments{});
+      const Bound bound = bind_plain(packed, in);
+      const AttentionOutputs out = bound.forward();
+      const AttentionGradients g = bound.backward(out, up);
+      q = k = 0;
+      for (size_t s = 0; s < keys.size(); q += queries[s], k += keys[s], ++s) {
+        const auto row = [&](const Tensor& t) { return t.slice(2, q, q + queries[s]); };
+        const auto key = [&](const Tensor& t) { return t.slice(2, k, k + keys[s]); };
+        AttentionInputs own;
+        own.q = row(in.q), own.k = key(in.k), own.v = key(in.v), own.slopes = in.slopes;
+        const AttentionUpstream own_up{.dy = row(up.dy),
+                                       .dentropy = row(up.dentropy).contiguous(),
+                                       .dcoverage = key(up.dcoverage).contiguous()};
+        const Bound alone = bind_plain(spec, own);
+        const AttentionOutputs o = alone.forward();
+        const AttentionGradients og = alone.backward(o, own_up);
+        EXPECT_TRUE(same_bits(row(out.y), o.y)) << s;
+        EXPECT_TRUE(same_bits(row(out.row_stat), o.row_stat)) << s;
+        EXPECT_TRUE(same_bits(row(out.entropy), o.entropy)) << s;
+        EXPECT_TRUE(same_bits(key(out.coverage), o.coverage)) << s;
+        EXPECT_TRUE(same_bits(row(g.dq), og.dq)) << s;
+        EXPECT_TRUE(same_bits(key(g.dk), og.dk)) << s;
+        EXPECT_TRUE(same_bits(key(g.dv), og.dv)) << s;
+      }
+    }
+  }
+}
+
+TEST(PlainBits, ABatchEqualsItsMembers) {
+  const SweepLimits limits{
+      .batch = 3, .kv_heads = 2, .group = 2, .queries = 120, .keys = 300, .head = 24, .value = 20};
+  for (uint64_t n = 40; n < 60 && !HasFailure(); ++n) {
+    SweepCase c = attention_case(n, Family::fused, DType::f32, limits);
+    if (has_mask<Keep>(c.spec)) continue;  // its broadcast shape does not slice
+    SCOPED_TRACE(c.text);
+    const AttentionOutputs out = bind_plain(c.spec, c.in).forward();
+    for (int64_t b = 0; b < c.in.q.dim(0); ++b) {
+      AttentionInputs one = c.in;
+      for (Tensor* t : {&one.q, &one.k, &one.v, &one.key_lengths, &one.past_lengths,
+                        &one.q_segments, &one.k_segments}) {
+        if (t->defined()) *t = t->slice(0, b, b + 1);
+      }
+      const AttentionOutputs o = bind_plain(c.spec, one).forward();
+      EXPECT_TRUE(same_bits(out.y.slice(0, b, b + 1), o.y));
+      EXPECT_TRUE(same_bits(out.coverage.slice(0, b, b + 1), o.coverage));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foci
