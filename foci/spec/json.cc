@@ -368,7 +368,8 @@ AttentionSpec spec_from_json_text(std::string_view text) {
   try {
     json = Json::parse(text, watch);
   } catch (const Json::exception& e) {
-    throw ArgumentError(fmt::format("spec: the text is not JSON: {}", e.what()));
+    throw ArgumentError(
+        fmt::format("spec: the text is not JSON: {}", std::string(e.what()).substr(0, 300)));
   }
   require(twice.empty(), "spec: the key {} stands twice in one object", shown_key(twice));
   return spec_from_json(json);

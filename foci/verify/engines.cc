@@ -1,0 +1,122 @@
+#include "foci/verify/engines.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "foci/attention/plan.h"
+#include "foci/reference/attention.h"
+
+namespace foci::verify {
+namespace {
+
+void require_rank_4(const Tensor& t, const char* name, const char* letters) {
+  require(t.defined(), "{}: no tensor given", name);
+  require(t.rank() == 4, "{}: shape {} given, {} is needed", name, t.shape().str(), letters);
+}
+
+AttentionShape shape_of(const AttentionInputs& in) {
+  require_rank_4(in.q, "q", "[B, H, N, D]");
+  require_rank_4(in.k, "k", "[B, Hk, M, D]");
+  require_rank_4(in.v, "v", "[B, Hk, M, Dv]");
+  return {.B = in.q.dim(0),
+          .H = in.q.dim(1),
+          .Hk = in.k.dim(1),
+          .N = in.q.dim(2),
+          .M = in.k.dim(2),
+          .D = in.q.dim(3),
+          .Dv = in.v.dim(3),
+          .dtype = in.q.dtype()};
+}
+
+void require_bounded(const AttentionShape& s, int64_t most_pairs) {
+  require_small("queries × keys [B, H, N, M]", {s.B, s.H, s.N, s.M}, most_pairs);
+  require_small("the output [B, H, N, Dv]", {s.B, s.H, s.N, s.Dv}, kMostElements);
+}
+
+// The engine computes in float32; cases may be stored in double.
+Tensor narrowed(const Tensor& t) {
+  return t.defined() && t.dtype() == DType::f64 ? t.to(DType::f32) : t;
+}
+
+Request for_engine(const Request& request) {
+  Request r = request;
+  r.in.q = narrowed(r.in.q);
+  r.in.k = narrowed(r.in.k);
+  r.in.v = narrowed(r.in.v);
+  // A gradient has the dtype of what it is for: y that of q, statistics float32.
+  if (r.up.dy.defined() && is_floating(r.up.dy.dtype()) && is_floating(r.in.q.dtype())) {
+    r.up.dy = r.up.dy.to(r.in.q.dtype());
+  }
+  for (Tensor* t : {&r.up.drow_stat, &r.up.dentropy, &r.up.dmax_weight, &r.up.dcoverage}) {
+    if (t->defined() && is_floating(t->dtype())) *t = t->to(DType::f32);
+  }
+  return r;
+}
+
+std::optional<Answer> run_plan(const Request& request, Implementation implementation,
+                               SimdTarget target) {
+  const Request r = for_engine(request);
+  const AttentionShape shape = shape_of(r.in);
+  require_bounded(shape, kMostPairs);
+  // Invalid requests are refused here, whatever the implementation; what it alone refuses, it does
+  // not serve.
+  (void)Plan::make(r.spec, shape, {.target = target});
+  std::optional<Plan> plan;
+  try {
+    plan = Plan::make(r.spec, shape, {.implementation = implementation, .target = target});
+  } catch (const ArgumentError&) {
+    return std::nullopt;
+  }
+  const Bound bound = plan->bind(r.in);
+  Answer a;
+  a.out = bound.forward();
+  if (r.weights) {
+    require_small("the weights [B, H, N, M]", {shape.B, shape.H, shape.N, shape.M}, kMostElements);
+    std::vector<int64_t> rows(shape.N), heads(shape.H);
+    std::iota(rows.begin(), rows.end(), int64_t{0});
+    std::iota(heads.begin(), heads.end(), int64_t{0});
+    a.weights = bound.weights(a.out, rows, heads);
+  }
+  if (r.backward) a.gradients = bound.backward(a.out, r.up, r.wanted);
+  return a;
+}
+
+}  // namespace
+
+void require_small(const char* what, Dims sizes, int64_t most) {
+  for (int i = 0; i < sizes.size(); ++i) sizes[i] = std::max<int64_t>(sizes[i], 1);
+  require(sizes.product() <= most, "{}: {} is too large to be checked, at most {} in all are", what,
+          sizes.str(), most);
+}
+
+Engine reference_engine() {
+  return {"reference", [](const Request& r) -> std::optional<Answer> {
+            require_bounded(shape_of(r.in), kMostOraclePairs);
+            const reference::Forward f = reference::attention_forward(r.spec, r.in);
+            Answer a{.out = f.out, .gradients = {}, .weights = f.weights};
+            if (r.backward) a.gradients = reference::attention_backward(r.spec, r.in, r.up);
+            return a;
+          }};
+}
+
+std::vector<Engine> engines(const VerifyOptions& options) {
+  if (options.reference) return {reference_engine()};
+  std::vector<Engine> list;
+  const std::vector<SimdTarget>& targets =
+      options.targets.empty() ? supported_targets() : options.targets;
+  for (SimdTarget target : targets) {
+    const auto& supported = supported_targets();
+    require(std::find(supported.begin(), supported.end(), target) != supported.end(),
+            "targets: this machine cannot run {}", name_of(target));
+    for (const auto& [implementation, name] :
+         {std::pair{Implementation::fused, "fused"}, {Implementation::plain, "plain"}}) {
+      if (options.implementation && *options.implementation != implementation) continue;
+      list.push_back(
+          {fmt::format("{} on {}", name, name_of(target)),
+           [target, i = implementation](const Request& r) { return run_plan(r, i, target); }});
+    }
+  }
+  return list;
+}
+
+}  // namespace foci::verify
