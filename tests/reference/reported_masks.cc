@@ -14,28 +14,33 @@ AttentionInputs second_row_empty() {
           .keep = bools({true, false, false, false}, {2, 2})};
 }
 
-// All ways to hide the second of two keys from every query.
-std::vector<std::pair<AttentionSpec, AttentionInputs>> hide_second_key(const AttentionInputs& in) {
-  std::vector<std::pair<AttentionSpec, AttentionInputs>> ways;
-  const int64_t n = in.q.dim(2);
+// A way to hide the second of two keys from every query.
+struct Hiding {
+  std::string name;
+  AttentionSpec spec;
+  AttentionInputs in;
+};
+
+std::vector<Hiding> hide_second_key(const AttentionInputs& in) {
+  std::vector<Hiding> ways;
   for (const Dims& shape : {Dims{2}, Dims{1, 2}, Dims{1, 1, 2}, Dims{1, 1, 1, 2}}) {
     AttentionInputs with = in;
     with.keep = bools({true, false}, shape);
-    ways.emplace_back(AttentionSpec{.masks = {Keep{}}}, with);
+    ways.push_back({fmt::format("Keep{}d", shape.size()), {.masks = {Keep{}}}, with});
     with.keep = Tensor();
     with.bias = floats({0, -kInfinity}, shape);
-    ways.emplace_back(AttentionSpec{.biases = {TensorBias{}}}, with);
+    ways.push_back({fmt::format("Bias{}d", shape.size()), {.biases = {TensorBias{}}}, with});
   }
   AttentionInputs with = in;
   with.key_lengths = Tensor::from<int64_t>({1}, {1});
-  ways.emplace_back(AttentionSpec{.masks = {KeyLengths{}}}, with);
+  ways.push_back({"KeyLengths", {.masks = {KeyLengths{}}}, with});
   with = in;
-  with.q_segments = Tensor::full({1, n}, 7, DType::i32);
+  with.q_segments = Tensor::full({1, in.q.dim(2)}, 7, DType::i32);
   with.k_segments = Tensor::from<int32_t>({7, 8}, {1, 2});
-  ways.emplace_back(AttentionSpec{.masks = {Segments{}}}, with);
-  if (n == 1) {
-    ways.emplace_back(AttentionSpec{.masks = {Causal{Align::top_left}}}, in);
-    ways.emplace_back(AttentionSpec{.masks = {Window{1, 0, Align::top_left}}}, in);
+  ways.push_back({"Segments", {.masks = {Segments{}}}, with});
+  if (in.q.dim(2) == 1) {
+    ways.push_back({"Causal", {.masks = {Causal{Align::top_left}}}, in});
+    ways.push_back({"Window", {.masks = {Window{1, 0, Align::top_left}}}, in});
   }
   return ways;
 }
@@ -65,28 +70,33 @@ std::string row3(const Engine& e) {
                 bits_differ("head 2", bare.select(1, 2), open.select(1, 2))});
 }
 
-std::string row4(const Engine& e) {
+std::string row4(const Engine& e, AttentionSpec spec, const AttentionInputs& in) {
+  spec.statistics = Statistics::all();
+  const AttentionOutputs out = e.forward(spec, in);
+  const AttentionGradients g = e.backward(spec, in, ones_like_y(in), {});
+  return first({differs("y", out.y, {1, 2, 1, 2, 1, 2}), differs("entropy", out.entropy, {0, 0, 0}),
+                differs("coverage", out.coverage, {3, 0}),
+                differs("support", out.support, {1, 1, 1}), differs("dq", g.dq, {0, 0, 0, 0, 0, 0}),
+                differs("dk", g.dk, {0, 0, 0, 0}), differs("dv", g.dv, {3, 3, 0, 0}),
+                not_all_zero("dk of the masked key", g.dk.select(2, 1)),
+                not_all_zero("dv of the masked key", g.dv.select(2, 1))});
+}
+
+std::vector<ReportedCase> rows4() {
   const AttentionInputs in{.q = floats({1, 2, -3, 4, 0, 0}, {1, 1, 3, 2}),
                            .k = floats({1, 0, kNaN, kNaN}, {1, 1, 2, 2}),
                            .v = floats({1, 2, kNaN, kInfinity}, {1, 1, 2, 2})};
-  for (auto& [spec, with] : hide_second_key(in)) {
-    for (const Normalizer& normalizer : {Normalizer(Softmax{}), Normalizer(Sparsemax{}),
-                                         Normalizer(Entmax{}), Normalizer(TopK{2})}) {
-      spec.normalizer = normalizer;
-      spec.statistics = Statistics::all();
-      const AttentionOutputs out = e.forward(spec, with);
-      const AttentionGradients g = e.backward(spec, with, ones_like_y(with), {});
-      const std::string wrong = first(
-          {differs("y", out.y, {1, 2, 1, 2, 1, 2}), differs("entropy", out.entropy, {0, 0, 0}),
-           differs("coverage", out.coverage, {3, 0}), differs("support", out.support, {1, 1, 1}),
-           differs("dq", g.dq, {0, 0, 0, 0, 0, 0}), differs("dk", g.dk, {0, 0, 0, 0}),
-           differs("dv", g.dv, {3, 3, 0, 0}),
-           not_all_zero("dk of the masked key", g.dk.select(2, 1)),
-           not_all_zero("dv of the masked key", g.dv.select(2, 1))});
-      if (!wrong.empty()) return wrong;
+  const std::pair<const char*, Normalizer> normalizers[] = {
+      {"Softmax", Softmax{}}, {"Sparsemax", Sparsemax{}}, {"Entmax", Entmax{}}, {"TopK", TopK{2}}};
+  std::vector<ReportedCase> rows;
+  for (Hiding way : hide_second_key(in)) {
+    for (const auto& [name, normalizer] : normalizers) {
+      way.spec.normalizer = normalizer;
+      rows.push_back({kSuite, fmt::format("Row4_NanInMaskedKeys_{}_{}", way.name, name),
+                      [way](const Engine& e) { return row4(e, way.spec, way.in); }});
     }
   }
-  return "";
+  return rows;
 }
 
 std::string row6(const Engine& e) {
@@ -108,12 +118,14 @@ std::string row7(const Engine& e) {
   return y_differs(e, {.scale = 1.0, .biases = {TensorBias{}}}, in, {8.99995}, 1e-3);
 }
 
-std::string row10(const Engine& e) {
-  for (const auto& [spec, in] : hide_second_key(zero_logits(1, {1, 9}))) {
-    const std::string wrong = y_differs_on_any_path(e, spec, in, {1});
-    if (!wrong.empty()) return wrong;
+std::vector<ReportedCase> rows10() {
+  std::vector<ReportedCase> rows;
+  for (const Hiding& way : hide_second_key(zero_logits(1, {1, 9}))) {
+    rows.push_back({kSuite, "Row10_MaskIgnoredOnOnePath_" + way.name, [way](const Engine& e) {
+                      return y_differs_on_any_path(e, way.spec, way.in, {1});
+                    }});
   }
-  return "";
+  return rows;
 }
 
 std::string row11(const Engine& e) {
@@ -158,16 +170,19 @@ std::string row17(const Engine& e) {
 }
 
 std::string row18(const Engine& e) {
+  return y_differs_on_any_path(e, {.masks = {Causal{}}}, zero_logits(3, {0, 1, 2}), {0, 0.5, 1});
+}
+
+std::string row18_dropout(const Engine& e) {
   const AttentionInputs in = zero_logits(3, {0, 1, 2});
-  std::string wrong = y_differs_on_any_path(e, {.masks = {Causal{}}}, in, {0, 0.5, 1});
+  std::string wrong;
   for (DropoutPlace place : {DropoutPlace::weights, DropoutPlace::keys}) {
     const AttentionSpec spec{.masks = {Causal{}}, .dropout = Dropout{0, 1, place}};
     wrong = first({wrong, y_differs_on_any_path(e, spec, in, {0, 0.5, 1})});
   }
-  // With p > 0 the first row still has only key 0 to look at.
   const AttentionSpec spec{.masks = {Causal{}}, .dropout = Dropout{0.5, 1}};
-  return first(
-      {wrong, weights_differ(e, spec, in, {1, 0, 0, 0.5, 0.5, 0, 1 / 3., 1 / 3., 1 / 3.})});
+  const double third = 1.0 / 3;
+  return first({wrong, weights_differ(e, spec, in, {1, 0, 0, 0.5, 0.5, 0, third, third, third})});
 }
 
 std::string row20(const Engine& e) {
@@ -182,25 +197,29 @@ std::string row20(const Engine& e) {
 }  // namespace
 
 std::vector<ReportedCase> reported_masks() {
-  return {{kSuite, "Row1_MaskRowWithoutTrue",
-           [](const Engine& e) {
-             const AttentionSpec spec{.masks = {Keep{}}};
-             return first({y_differs(e, spec, second_row_empty(), {1, 2, 0, 0}),
-                           weights_differ(e, spec, second_row_empty(), {1, 0, 0, 0})});
-           }},
-          {kSuite, "Row2_GradientsOfAnEmptyRow", row2},
-          {kSuite, "Row3_OneHeadFullyMasked", row3},
-          {kSuite, "Row4_NanInMaskedKeysAndValues", row4},
-          {kSuite, "Row6_LowestFloatBias", row6},
-          {kSuite, "Row7_LowestHalfBias", row7},
-          {kSuite, "Row10_MaskIgnoredOnOnePath", row10},
-          {kSuite, "Row11_PolarityOfMasks", row11},
-          {kSuite, "Row12_BooleanMaskIsNoNumber", row12},
-          {kSuite, "Row14_PaddingAndCausal", row14},
-          {kSuite, "Row15_BooleanMaskAndCausal", row15},
-          {kSuite, "Row17_MaskOfOneHead", row17},
-          {kSuite, "Row18_CausalOnEveryPath", row18},
-          {kSuite, "Row20_HugeMaskedScore", row20}};
+  std::vector<ReportedCase> rows = {
+      {kSuite, "Row1_MaskRowWithoutTrue",
+       [](const Engine& e) {
+         const AttentionSpec spec{.masks = {Keep{}}};
+         return first({y_differs(e, spec, second_row_empty(), {1, 2, 0, 0}),
+                       weights_differ(e, spec, second_row_empty(), {1, 0, 0, 0})});
+       }},
+      {kSuite, "Row2_GradientsOfAnEmptyRow", row2},
+      {kSuite, "Row3_OneHeadFullyMasked", row3},
+      {kSuite, "Row6_LowestFloatBias", row6},
+      {kSuite, "Row7_LowestHalfBias", row7},
+      {kSuite, "Row11_PolarityOfMasks", row11},
+      {kSuite, "Row12_BooleanMaskIsNoNumber", row12},
+      {kSuite, "Row14_PaddingAndCausal", row14},
+      {kSuite, "Row15_BooleanMaskAndCausal", row15},
+      {kSuite, "Row17_MaskOfOneHead", row17},
+      {kSuite, "Row18_CausalOnEveryPath", row18},
+      {kSuite, "Row18_CausalWithDropout", row18_dropout},
+      {kSuite, "Row20_HugeMaskedScore", row20}};
+  for (const std::vector<ReportedCase>& more : {rows4(), rows10()}) {
+    rows.insert(rows.end(), more.begin(), more.end());
+  }
+  return rows;
 }
 
 }  // namespace foci::testing

@@ -1,0 +1,70 @@
+// The table of reported cases and fixed numbers on every implementation and SIMD target, as
+// Reported_fused_avx2.Row14_PaddingAndCausal and so on. Rows that an implementation does not serve
+// are skipped; `plain` serves all.
+#include <numeric>
+
+#include "foci/attention/plan.h"
+#include "reference/reported_cases.h"
+
+namespace foci::testing {
+namespace {
+
+Bound bind(const AttentionSpec& spec, const AttentionInputs& in, const PlanOptions& options) {
+  const AttentionShape shape{.B = in.q.dim(0),
+                             .H = in.q.dim(1),
+                             .Hk = in.k.dim(1),
+                             .N = in.q.dim(2),
+                             .M = in.k.dim(2),
+                             .D = in.q.dim(3),
+                             .Dv = in.v.dim(3),
+                             .dtype = in.q.dtype()};
+  (void)Plan::make(spec, shape, {.target = options.target});  // refuses what is invalid
+  std::optional<Plan> plan;
+  try {
+    plan = Plan::make(spec, shape, options);
+  } catch (const ArgumentError& e) {
+    throw Unserved(e.what());
+  }
+  return plan->bind(in);
+}
+
+// Backward needs the statistics whose gradients arrive.
+AttentionSpec with_statistics_for(AttentionSpec spec, const AttentionUpstream& up) {
+  if (up.dentropy.defined()) spec.statistics.add(Statistic::entropy);
+  if (up.dmax_weight.defined()) spec.statistics.add(Statistic::max_weight);
+  return spec;
+}
+
+Engine plan_engine(const PlanOptions& options) {
+  return {.forward = [=](const AttentionSpec& spec,
+                         const AttentionInputs& in) { return bind(spec, in, options).forward(); },
+          .weights =
+              [=](const AttentionSpec& spec, const AttentionInputs& in) {
+                const Bound bound = bind(spec, in, options);
+                std::vector<int64_t> rows(in.q.dim(2)), heads(in.q.dim(1));
+                std::iota(rows.begin(), rows.end(), int64_t{0});
+                std::iota(heads.begin(), heads.end(), int64_t{0});
+                return bound.weights(bound.forward(), rows, heads);
+              },
+          .backward =
+              [=](const AttentionSpec& spec, const AttentionInputs& in, const AttentionUpstream& up,
+                  const AttentionWanted& wanted) {
+                const Bound bound = bind(with_statistics_for(spec, up), in, options);
+                return bound.backward(bound.forward(), up, wanted);
+              }};
+}
+
+[[maybe_unused]] const bool registered = [] {
+  for (SimdTarget target : supported_targets()) {
+    for (const auto& [implementation, name] :
+         {std::pair{Implementation::plain, "plain"}, {Implementation::fused, "fused"}}) {
+      const PlanOptions options{.implementation = implementation, .target = target};
+      register_reported_tests(fmt::format("{}_{}", name, name_of(target)),
+                              [options] { return plan_engine(options); });
+    }
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace foci::testing
