@@ -1,0 +1,75 @@
+// The table of fused attention kernels, compiled once a SIMD target.
+#include "foci/kernels/attention.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "foci/kernels/attention.cc"
+#include "foci/core/highway_targets.h"
+// After foci's choice of targets.
+#include <hwy/foreach_target.h>
+
+#include "foci/kernels/attention_backward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+void forward_strip(RowNormalizer normalizer, const Strip& s, const StripOutputs& o,
+                   std::byte* scratch) {
+  switch (normalizer) {
+    case RowNormalizer::softmax:
+      return forward_softmax(s, o, scratch);
+    case RowNormalizer::sparsemax:
+      return forward_sparsemax(s, o, scratch);
+  }
+}
+
+void backward_strips(RowNormalizer normalizer, const Strip* strips, int count,
+                     const TileGradients& g, std::byte* scratch) {
+  switch (normalizer) {
+    case RowNormalizer::softmax:
+      return backward_softmax(strips, count, g, scratch);
+    case RowNormalizer::sparsemax:
+      for (int t = 0; t < count; ++t) {
+        backward_sparsemax_strip(strips[t], g, t * strip_width(), scratch);
+      }
+      return;
+  }
+}
+
+bool any_non_finite(const float* x, int64_t n) {
+  const DF d;
+  const DI di;
+  const int64_t L = lanes();
+  // x − x is 0 for finite numbers alone.
+  VF bad = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + L <= n; i += L) {
+    const VF v = hn::LoadU(d, x + i);
+    bad = hn::Or(bad, hn::Sub(v, v));
+  }
+  bool result = !hn::AllTrue(di, hn::Eq(hn::BitCast(di, bad), hn::Zero(di)));
+  for (; i < n; ++i) result = result || !(x[i] - x[i] == 0);
+  return result;
+}
+
+const AttentionKernels* attention_table() {
+  static const AttentionKernels table{static_cast<int>(strip_width()),
+                                      static_cast<int>(lanes()),
+                                      forward_scratch,
+                                      backward_scratch,
+                                      forward_strip,
+                                      backward_strips,
+                                      strip_weights,
+                                      any_non_finite};
+  return &table;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foci::kernels {
+FOCI_KERNEL_TABLE(AttentionKernels, attention_table, attention_kernels)
+}  // namespace foci::kernels
+#endif

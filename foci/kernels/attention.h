@@ -1,0 +1,118 @@
+// The fused attention kernels' plain-data interface: one strip of queries, or one tile of strips,
+// at a time. attention/fused.cc cuts a problem into strips and owns every buffer.
+//
+// Scores are held transposed, "strips": [key][query lane], so that maximum, exponential and sum run
+// down the keys of each lane and never across lanes. A lane's result depends on that lane's query
+// and keys alone: never on its neighbours, its place in the strip, or how many strips there are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "foci/core/simd_target.h"
+
+namespace foci::kernels {
+
+// Bits of one lane mask; no target has more lanes than that in a strip.
+inline constexpr int kMaxLanes = 32;
+
+// Keys per online block. A block starts at a multiple of this from the sequence's first key, so
+// that a row sees the same blocks wherever its strip begins. 512 keys × 32 lanes is 64 KB of strip.
+inline constexpr int64_t kKeyBlock = 512;
+// Backward holds two strips (weights and score gradients) for each of up to kMaxStrips.
+inline constexpr int64_t kBackwardBlock = 128;
+inline constexpr int kMaxStrips = 3;
+
+// Which keys a strip's lanes may see. Keys count from the sequence's first key.
+struct LaneMask {
+  int lanes = 0;             // queries in the strip, ≤ width
+  int64_t begin[kMaxLanes];  // [lanes] key range of each query
+  int64_t end[kMaxLanes];
+  // Boolean keep matrix at (first query, first key), or null. One byte an entry, 0 or 1.
+  const uint8_t* keep = nullptr;
+  int64_t keep_query_stride = 0;
+  int64_t keep_key_stride = 0;
+  // Scattered segments, or null: the key is seen iff its segment and local position fit.
+  const int32_t* key_segment = nullptr;
+  const int64_t* key_local = nullptr;
+  const int32_t* query_segment = nullptr;  // [lanes]
+  const int64_t* local_begin = nullptr;    // [lanes]
+  const int64_t* local_end = nullptr;      // [lanes]
+
+  bool only_ranges() const { return keep == nullptr && key_segment == nullptr; }
+};
+
+// bits[j] gets, for key `begin + j`, one bit a lane that may see it. Unused lanes get 0.
+void lane_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits) noexcept;
+
+enum class RowNormalizer : uint8_t { softmax, sparsemax };
+
+// One strip's queries and its sequence's keys and values. Rows have unit inner stride.
+struct Strip {
+  LaneMask mask;
+  int64_t D = 0, Dv = 0;
+  const float* q = nullptr;  // [lanes, D]
+  int64_t q_stride = 0;
+  float scale = 1;
+  const float* k = nullptr;  // key 0 of the sequence
+  int64_t k_stride = 0;
+  const float* v = nullptr;
+  int64_t v_stride = 0;
+  // Something in Q, K, V (or dY) is NaN or infinite, so that 0 · x is not 0: masked entries must be
+  // stepped over instead of multiplied by zero.
+  bool careful = false;
+};
+
+// What forward gives a strip, per lane unless said. Null pointers are not wanted.
+struct StripOutputs {
+  float* y = nullptr;  // [lanes, Dv]
+  int64_t y_stride = 0;
+  float* row_stat = nullptr;
+  float* entropy = nullptr;
+  float* max_weight = nullptr;
+  int64_t* max_key = nullptr;
+  float* support = nullptr;
+  float* coverage = nullptr;  // [keys of the sequence], added to
+};
+
+// What backward reads and adds to for a tile of up to kMaxStrips strips of one head.
+struct TileGradients {
+  const float* dy = nullptr;  // [lanes, Dv] of the first strip's first lane
+  int64_t dy_stride = 0;
+  const float* row_stat = nullptr;  // per query, from forward
+  const float* y = nullptr;         // [lanes, Dv], from forward
+  int64_t y_stride = 0;
+  const float* drow_stat = nullptr;  // null: zero
+  const float* dentropy = nullptr;   // null: zero; then entropy is read
+  const float* entropy = nullptr;
+  const float* dmax_weight = nullptr;  // null: zero; then max_weight and max_key are read
+  const float* max_weight = nullptr;
+  const int64_t* max_key = nullptr;  // counts from the sequence's first key
+  const float* dcoverage = nullptr;  // [keys of the sequence], null: zero
+  float* dq = nullptr;               // [lanes, D], overwritten, without the scale
+  int64_t dq_stride = 0;
+  float* dk = nullptr;  // [keys, dk_stride] partial sums, added to; rows padded to whole vectors
+  int64_t dk_stride = 0;
+  float* dv = nullptr;
+  int64_t dv_stride = 0;
+};
+
+struct AttentionKernels {
+  int width;  // queries per strip
+  int lanes;  // floats per vector: row strides of dk, dv are multiples of it
+  // Bytes of scratch for a strip over `keys` keys. `whole_row`: coverage or a sparse normaliser.
+  size_t (*forward_scratch)(int64_t keys, int64_t D, int64_t Dv, bool whole_row);
+  size_t (*backward_scratch)(int64_t keys, int64_t D, int64_t Dv, RowNormalizer normalizer);
+  void (*forward)(RowNormalizer, const Strip&, const StripOutputs&, std::byte* scratch);
+  // `strips` follow one another in queries and share everything but mask and q.
+  void (*backward)(RowNormalizer, const Strip* strips, int count, const TileGradients&,
+                   std::byte* scratch);
+  // weights [lanes, keys] of a strip, row stride `stride`; 0 where masked.
+  void (*weights)(RowNormalizer, const Strip&, float* weights, int64_t stride, std::byte* scratch);
+  // Whether any of n floats is NaN or infinite.
+  bool (*any_non_finite)(const float* x, int64_t n);
+};
+
+const AttentionKernels& attention_kernels(SimdTarget target);
+
+}  // namespace foci::kernels

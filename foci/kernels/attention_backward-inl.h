@@ -1,0 +1,358 @@
+// Backward of a tile of strips, one pass, five products:
+//   S = KQᵀ → P;  dP = V dYᵀ;  dV += P dY;  dS = P∘(dP − δ);  dQᵀ += KᵀdS;  dK += dS Q.
+//
+// With dP including what the statistics' upstream gradients add, softmax has
+//   δ_i = Σ_j P_ij dP_ij = dY_i·Y_i + dmax_i·max_i + Σ_j P_ij dcoverage_j,
+// and beside P∘(dP − δ) the terms P·dlse and −dH·P∘(ln P + H), H being the row's entropy.
+#if defined(FOCI_KERNELS_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_BACKWARD_INL_H_
+#undef FOCI_KERNELS_ATTENTION_BACKWARD_INL_H_
+#else
+#define FOCI_KERNELS_ATTENTION_BACKWARD_INL_H_
+#endif
+
+#include "foci/kernels/attention_forward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+inline size_t backward_scratch(int64_t keys, int64_t D, int64_t Dv, RowNormalizer normalizer) {
+  const int64_t W = strip_width(), L = lanes();
+  const bool sparse = normalizer == RowNormalizer::sparsemax;
+  const int64_t rows = sparse ? keys + 1 : kBackwardBlock;
+  const int64_t strips = sparse ? 1 : kMaxStrips;
+  const int64_t copies = sparse ? HWY_MIN(keys, kKeyBlock) : 0;
+  return static_cast<size_t>(strips) *
+             (2 * Scratch::bytes<float>(D * W) + Scratch::bytes<float>(Dv * W)) +
+         Scratch::bytes<float>(Dv * W) + Scratch::bytes<float>(strips * W * round_up(D, L)) +
+         Scratch::bytes<float>(strips * W * round_up(Dv, L)) +
+         // Weights, their gradients, and the scores that an entropy gradient needs.
+         static_cast<size_t>(2 * strips + 1) * Scratch::bytes<float>(rows * W) +
+         Scratch::bytes<float>(kKeyBlock * W) + Scratch::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock)) +
+         Scratch::bytes<int32_t>(rows) + Scratch::bytes<float>(copies * HWY_MAX(D, Dv));
+}
+
+// One strip's panels and row constants.
+struct BackwardStrip {
+  KeySpan span;
+  float* q_panel;  // scaled
+  float* dy_panel;
+  float* dq;                         // [D][W] accumulators
+  float* weights;                    // [block][W]
+  float* dscores;                    // [block][W]
+  HWY_ALIGN float delta[kMaxLanes];  // dY·Y
+  HWY_ALIGN float m[kMaxLanes];      // p = e^(s − m) · inverse
+  HWY_ALIGN float inverse[kMaxLanes];
+  HWY_ALIGN float shift[kMaxLanes];  // dS = p · (dP + … − shift)
+  HWY_ALIGN float dentropy[kMaxLanes];
+  HWY_ALIGN float dmax[kMaxLanes];
+  int32_t max_key[kMaxLanes];
+};
+
+// delta = Σ_d dY·Y, by the same chain of multiply-adds that makes dP of V: where a row has one key,
+// Y is V and dP − δ is exactly 0. `y_panel` is scratch [Dv][W].
+inline HWY_NOINLINE void row_delta(const Strip& s, const TileGradients& g, int64_t first,
+                                   const float* dy_panel, float* y_panel, float* delta) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  pack_panel(s.mask.lanes, s.Dv, g.y + first * g.y_stride, g.y_stride, 1.0f, y_panel);
+  VF d0 = hn::Zero(d), d1 = d0;
+  for (int64_t i = 0; i < s.Dv; ++i) {
+    d0 = hn::MulAdd(hn::Load(d, y_panel + i * W), hn::Load(d, dy_panel + i * W), d0);
+    d1 = hn::MulAdd(hn::Load(d, y_panel + i * W + L), hn::Load(d, dy_panel + i * W + L), d1);
+  }
+  hn::Store(d0, d, delta);
+  hn::Store(d1, d, delta + L);
+}
+
+// Above this |log-sum-exp| its float is too coarse to recompute weights from (their relative error
+// is about 6e-8 · |lse|), and maximum and sum are found again.
+inline constexpr float kCoarse = 16.0f;
+
+// Fills m, inverse and shift. Rows whose log-sum-exp is coarse, and an upstream gradient of the
+// coverage (whose part of δ is Σ p·dcoverage), need a pass over the scores first.
+inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradients& g,
+                                               int64_t first, uint32_t* bits, float* strip,
+                                               BackwardStrip& b) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  bool recompute = g.dcoverage != nullptr;
+  for (int lane = 0; lane < W; ++lane) {
+    const bool used = lane < s.mask.lanes;
+    const float lse = used ? g.row_stat[first + lane] : -kInf;
+    // An empty row (−inf), or a lane without a query: every weight is e^−inf = 0.
+    b.m[lane] = lse == -kInf ? kInf : lse;
+    b.inverse[lane] = 1;
+    recompute = recompute || (used && std::abs(lse) > kCoarse && lse != -kInf);
+  }
+  HWY_ALIGN float covered[kMaxLanes] = {};
+  if (recompute) {
+    SoftmaxRows r;
+    softmax_begin(r);
+    const int64_t first_block = b.span.begin / kKeyBlock * kKeyBlock;
+    for (int64_t at = first_block; at < b.span.end; at += kKeyBlock) {
+      const int64_t lo = HWY_MAX(at, b.span.begin), hi = HWY_MIN(at + kKeyBlock, b.span.end);
+      score_keys(s, b.span, lo, hi, b.q_panel, bits, strip);
+      softmax_block<false>(hi - lo, strip, r);
+      if (s.careful) mask_strip(hi - lo, bits, -0.0f, strip);
+      if (g.dcoverage == nullptr) continue;
+      VF c0 = hn::Mul(hn::Load(d, covered), hn::Load(d, r.correction));
+      VF c1 = hn::Mul(hn::Load(d, covered + L), hn::Load(d, r.correction + L));
+      for (int64_t j = lo; j < hi; ++j) {
+        const VF c = hn::Set(d, g.dcoverage[j]);
+        const VF e0 = hn::Load(d, strip + (j - lo) * W), e1 = hn::Load(d, strip + (j - lo) * W + L);
+        c0 = hn::IfThenElse(is_masked(e0), c0, hn::MulAdd(e0, c, c0));
+        c1 = hn::IfThenElse(is_masked(e1), c1, hn::MulAdd(e1, c, c1));
+      }
+      hn::Store(c0, d, covered);
+      hn::Store(c1, d, covered + L);
+    }
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      const float lse = g.row_stat[first + lane];
+      const float inverse = 1.0f / r.l[lane];
+      covered[lane] = lse == -kInf ? 0.0f : covered[lane] * inverse;
+      if (std::abs(lse) > kCoarse && lse != -kInf) {
+        b.m[lane] = r.m[lane];
+        b.inverse[lane] = inverse;
+      }
+    }
+  }
+  for (int lane = 0; lane < W; ++lane) {
+    b.shift[lane] = b.dentropy[lane] = b.dmax[lane] = 0;
+    b.max_key[lane] = -1;
+    if (lane >= s.mask.lanes) continue;
+    const int64_t i = first + lane;
+    // Summed in the order in which score_gradients adds to dP, so that equal terms cancel exactly.
+    float shift = b.delta[lane];
+    if (g.dmax_weight) shift += g.dmax_weight[i] * g.max_weight[i];
+    shift += covered[lane];
+    if (g.drow_stat) shift -= g.drow_stat[i];
+    if (g.dentropy) {
+      // dS gets −dH·p·(ln p + H), and ln p = (s − m) + ln(inverse): constants join the shift.
+      b.dentropy[lane] = g.dentropy[i];
+      shift += g.dentropy[i] * (g.entropy[i] + std::log(b.inverse[lane]));
+    }
+    if (g.dmax_weight) {
+      b.dmax[lane] = g.dmax_weight[i];
+      b.max_key[lane] = static_cast<int32_t>(g.max_key[i]);
+    }
+    b.shift[lane] = shift;
+  }
+}
+
+// dscores = weights ∘ (dscores + dcoverage − dentropy·x − shift), x = s − m. Without dentropy and
+// dcoverage the pointers are null.
+template <bool kStatistics>
+HWY_NOINLINE void score_gradients(int64_t count, const float* weights, const float* x,
+                                  const float* dcoverage, const BackwardStrip& b, float* dscores) {
+  const DF d;
+  const int64_t L = lanes();
+  for (int v = 0; v < kVectors; ++v) {
+    const VF shift = hn::Load(d, b.shift + v * L);
+    const VF dentropy = hn::Load(d, b.dentropy + v * L);
+    const VF m = hn::Load(d, b.m + v * L);
+    const VF floor = hn::Set(d, -1e30f);
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t at = (j * kVectors + v) * L;
+      VF g = hn::Load(d, dscores + at);
+      if constexpr (kStatistics) {
+        if (dcoverage != nullptr) g = hn::Add(g, hn::Set(d, dcoverage[j]));
+        if (x != nullptr) {
+          // Masked and empty: −inf, whose product with a zero weight must be 0.
+          VF y = hn::Sub(hn::Load(d, x + at), m);
+          y = hn::IfThenElse(hn::Lt(y, floor), floor, y);
+          g = hn::NegMulAdd(dentropy, y, g);
+        }
+      }
+      hn::Store(hn::Mul(hn::Load(d, weights + at), hn::Sub(g, shift)), d, dscores + at);
+    }
+  }
+}
+
+inline void backward_softmax(const Strip* strips, int count, const TileGradients& g,
+                             std::byte* scratch) {
+  const int64_t W = strip_width(), L = lanes();
+  const Strip& s0 = strips[0];
+  const int64_t D = s0.D, Dv = s0.Dv;
+  const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
+  Scratch mem(scratch);
+  BackwardStrip b[kMaxStrips];
+  for (int t = 0; t < count; ++t) {
+    b[t].q_panel = mem.take<float>(D * W);
+    b[t].dq = mem.take<float>(D * W);
+    b[t].dy_panel = mem.take<float>(Dv * W);
+    b[t].weights = mem.take<float>(kBackwardBlock * W);
+    b[t].dscores = mem.take<float>(kBackwardBlock * W);
+  }
+  float* q_rows = mem.take<float>(count * W * q_stride);
+  float* dy_rows = mem.take<float>(count * W * dy_stride);
+  float* scores = mem.take<float>(HWY_MAX(kKeyBlock, kBackwardBlock) * W);
+  uint32_t* bits = mem.take<uint32_t>(HWY_MAX(kKeyBlock, kBackwardBlock));
+  float* y_panel = mem.take<float>(Dv * W);
+
+  int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+  for (int t = 0; t < count; ++t) {
+    const Strip& s = strips[t];
+    const float* dy = g.dy + t * W * g.dy_stride;
+    b[t].span = span_of(s.mask);
+    pack_panel(s.mask.lanes, D, s.q, s.q_stride, s.scale, b[t].q_panel);
+    pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, b[t].dy_panel);
+    pack_rows(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_rows + t * W * q_stride, q_stride);
+    pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_rows + t * W * dy_stride, dy_stride);
+    std::memset(b[t].dq, 0, sizeof(float) * static_cast<size_t>(D * W));
+    row_delta(s, g, t * W, b[t].dy_panel, y_panel, b[t].delta);
+    softmax_row_constants(s, g, t * W, bits, scores, b[t]);
+    if (b[t].span.begin < b[t].span.end) {
+      begin = HWY_MIN(begin, b[t].span.begin);
+      end = HWY_MAX(end, b[t].span.end);
+    }
+  }
+  for (int64_t at = begin; at < end; at += kBackwardBlock) {
+    const int64_t stop = HWY_MIN(at + kBackwardBlock, end);
+    StripSet weights{}, dscores{};
+    weights.count = dscores.count = count;
+    for (int t = 0; t < count; ++t) {
+      const Strip& s = strips[t];
+      weights.strip[t] = weights.weights[t] = dscores.weights[t] = b[t].weights;
+      dscores.strip[t] = b[t].dscores;
+      const int64_t lo = HWY_MIN(stop, HWY_MAX(at, b[t].span.begin));
+      const int64_t hi = HWY_MAX(lo, HWY_MIN(stop, b[t].span.end));
+      // Keys that only the tile's other strips see: −0, which is zero and "masked" in one.
+      for (int64_t j = 0; j < (lo - at) * W; ++j) b[t].weights[j] = b[t].dscores[j] = -0.0f;
+      for (int64_t j = (hi - at) * W; j < (stop - at) * W; ++j) {
+        b[t].weights[j] = b[t].dscores[j] = -0.0f;
+      }
+      if (lo >= hi) continue;
+      float* p = b[t].weights + (lo - at) * W;
+      float* ds = b[t].dscores + (lo - at) * W;
+      score_keys(s, b[t].span, lo, hi, b[t].q_panel, bits, p);
+      if (g.dentropy) std::memcpy(scores, p, sizeof(float) * static_cast<size_t>((hi - lo) * W));
+      softmax_weights(hi - lo, b[t].m, b[t].inverse, p);
+      score_strip(hi - lo, Dv, s.v + lo * s.v_stride, s.v_stride, b[t].dy_panel, ds);
+      if (g.dmax_weight) {
+        for (int lane = 0; lane < s.mask.lanes; ++lane) {
+          const int64_t j = b[t].max_key[lane];
+          if (j >= lo && j < hi) ds[(j - lo) * W + lane] += b[t].dmax[lane];
+        }
+      }
+      if (g.dentropy || g.dcoverage) {
+        score_gradients<true>(hi - lo, p, g.dentropy ? scores : nullptr,
+                              g.dcoverage ? g.dcoverage + lo : nullptr, b[t], ds);
+      } else {
+        score_gradients<false>(hi - lo, p, nullptr, nullptr, b[t], ds);
+      }
+      if (s.careful) {
+        mask_strip(hi - lo, bits, -0.0f, p);
+        mask_strip(hi - lo, bits, -0.0f, ds);
+      }
+      gather_strip(s.careful, hi - lo, D, s.k + lo * s.k_stride, s.k_stride, ds, p, b[t].dq);
+    }
+    scatter_strips(s0.careful, weights, stop - at, nullptr, Dv, dy_rows, dy_stride,
+                   g.dv + at * g.dv_stride, g.dv_stride);
+    scatter_strips(s0.careful, dscores, stop - at, nullptr, D, q_rows, q_stride,
+                   g.dk + at * g.dk_stride, g.dk_stride);
+  }
+  HWY_ALIGN float one[kMaxLanes];
+  for (float& x : one) x = 1;
+  for (int t = 0; t < count; ++t) {
+    unpack_panel(strips[t].mask.lanes, D, b[t].dq, one, g.dq + t * W * g.dq_stride, g.dq_stride);
+  }
+}
+
+// Within the support, dS = g − mean(g) + dτ/|support| with g = dP + the statistics' parts
+// (Martins & Astudillo 2016, section 2.5); outside it, 0.
+inline void backward_sparsemax_strip(const Strip& s, const TileGradients& g, int64_t first,
+                                     std::byte* scratch) {
+  const int64_t W = strip_width(), L = lanes();
+  const int64_t D = s.D, Dv = s.Dv;
+  const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
+  const KeySpan span = span_of(s.mask);
+  const int64_t keys = span.end - span.begin;
+  Scratch mem(scratch);
+  float* q_panel = mem.take<float>(D * W);
+  float* dq = mem.take<float>(D * W);
+  float* dy_panel = mem.take<float>(Dv * W);
+  float* q_rows = mem.take<float>(W * q_stride);
+  float* dy_rows = mem.take<float>(W * dy_stride);
+  SparseStrip p;
+  p.weights = mem.take<float>((keys + 1) * W);
+  float* ds = mem.take<float>((keys + 1) * W);
+  uint32_t* bits = mem.take<uint32_t>(HWY_MAX(keys + 1, kKeyBlock));
+  p.index = mem.take<int32_t>(keys + 1);
+  float* rows = mem.take<float>(HWY_MIN(keys, kKeyBlock) * HWY_MAX(D, Dv));
+  const float* dy = g.dy + first * g.dy_stride;
+  pack_panel(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_panel);
+  pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_panel);
+  pack_rows(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_rows, q_stride);
+  pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_rows, dy_stride);
+  std::memset(dq, 0, sizeof(float) * static_cast<size_t>(D * W));
+
+  solve_sparsemax(s, span, q_panel, bits, p);
+  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
+    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
+    copy_rows(n, p.index + u, Dv, s.v, s.v_stride, rows);
+    score_strip(n, Dv, rows, Dv, dy_panel, ds + u * W);
+  }
+  for (int64_t lane = 0; lane < W; ++lane) {
+    const bool used = lane < s.mask.lanes;
+    const int64_t i = first + lane;
+    const float dH = used && g.dentropy ? g.dentropy[i] : 0;
+    const float dmax = used && g.dmax_weight ? g.dmax_weight[i] : 0;
+    const int64_t max_key = used && g.dmax_weight ? g.max_key[i] : -1;
+    float sum = 0;
+    for (int64_t u = 0; u < p.count; ++u) {
+      const float w = p.weights[u * W + lane];
+      if (!(w > 0)) continue;
+      float x = ds[u * W + lane];
+      if (g.dcoverage) x += g.dcoverage[p.index[u]];
+      if (dH != 0) x -= dH * (std::log(w) + 1);
+      if (p.index[u] == max_key) x += dmax;
+      ds[u * W + lane] = x;
+      sum += x;
+    }
+    const float n = p.rows.support[lane];
+    const float dtau = used && g.drow_stat ? g.drow_stat[i] : 0;
+    const float shift = n > 0 ? (sum - dtau) / n : 0;
+    const bool broken = p.broken >> lane & 1u;
+    for (int64_t u = 0; u < p.count; ++u) {
+      const float w = p.weights[u * W + lane];
+      ds[u * W + lane] = used && w > 0 ? (broken ? kNaN : ds[u * W + lane] - shift) : -0.0f;
+      if (!used) p.weights[u * W + lane] = -0.0f;
+    }
+  }
+  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
+    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
+    copy_rows(n, p.index + u, D, s.k, s.k_stride, rows);
+    gather_strip(s.careful, n, D, rows, D, ds + u * W, p.weights + u * W, dq);
+  }
+  StripSet weights{}, dscores{};
+  weights.count = dscores.count = 1;
+  weights.strip[0] = weights.weights[0] = dscores.weights[0] = p.weights;
+  dscores.strip[0] = ds;
+  scatter_strips(s.careful, weights, p.count, p.index, Dv, dy_rows, dy_stride, g.dv, g.dv_stride);
+  scatter_strips(s.careful, dscores, p.count, p.index, D, q_rows, q_stride, g.dk, g.dk_stride);
+  // A broken row's weights, and with them every gradient that passes through them, are NaN.
+  if (p.broken != 0) {
+    for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
+      const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
+      lane_bits(s.mask, lo, hi, bits);
+      for (int64_t j = lo; j < hi; ++j) {
+        if (!(bits[j - lo] & p.broken)) continue;
+        for (int64_t i = 0; i < Dv; ++i) g.dv[j * g.dv_stride + i] = kNaN;
+        for (int64_t i = 0; i < D; ++i) g.dk[j * g.dk_stride + i] = kNaN;
+      }
+    }
+  }
+  HWY_ALIGN float factor[kMaxLanes];
+  for (int lane = 0; lane < kMaxLanes; ++lane) factor[lane] = p.broken >> lane & 1u ? kNaN : 1.0f;
+  unpack_panel(s.mask.lanes, D, dq, factor, g.dq + first * g.dq_stride, g.dq_stride);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

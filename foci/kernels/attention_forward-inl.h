@@ -1,0 +1,319 @@
+// Forward of one strip, for each normaliser, and exact weights of a strip.
+#if defined(FOCI_KERNELS_ATTENTION_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_FORWARD_INL_H_
+#undef FOCI_KERNELS_ATTENTION_FORWARD_INL_H_
+#else
+#define FOCI_KERNELS_ATTENTION_FORWARD_INL_H_
+#endif
+
+#include <cmath>
+
+#include "foci/kernels/attention_strip-inl.h"
+#include "foci/kernels/normalizers/softmax-inl.h"
+#include "foci/kernels/normalizers/sparsemax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+inline size_t forward_scratch(int64_t keys, int64_t D, int64_t Dv, bool whole_row) {
+  const int64_t W = strip_width();
+  const int64_t rows = whole_row ? keys : HWY_MIN(keys, kKeyBlock);
+  const int64_t blocks = keys / kKeyBlock + 2;
+  return Scratch::bytes<float>(D * W) + Scratch::bytes<float>(Dv * W) +
+         Scratch::bytes<float>((rows + 1) * W) +
+         Scratch::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock) + 1) +
+         Scratch::bytes<float>(blocks * W) + Scratch::bytes<int32_t>(rows + 1) +
+         Scratch::bytes<float>(HWY_MIN(rows, kKeyBlock) * Dv);
+}
+
+// Best score and its first key for each lane, over the masked scores of keys from `first`.
+inline HWY_NOINLINE void track_max_key(int64_t count, int64_t first, const float* strip,
+                                       float* best, int32_t* key) {
+  const DF d;
+  const DI di;
+  const int64_t L = lanes();
+  for (int v = 0; v < kVectors; ++v) {
+    VF b = hn::Load(d, best + v * L);
+    VI k = hn::Load(di, key + v * L);
+    for (int64_t j = 0; j < count; ++j) {
+      const VF s = hn::Load(d, strip + (j * kVectors + v) * L);
+      const hn::Mask<DF> better = hn::Gt(s, b);
+      b = hn::IfThenElse(better, s, b);
+      k = hn::IfThenElse(hn::RebindMask(di, better), hn::Set(di, static_cast<int32_t>(first + j)),
+                         k);
+    }
+    hn::Store(b, d, best + v * L);
+    hn::Store(k, di, key + v * L);
+  }
+}
+
+// coverage[j] += Σ_lanes strip[j]·factor. Masked entries (−0) stay out even where factor is NaN.
+inline HWY_NOINLINE void add_coverage(int64_t count, const float* strip, const float* factor,
+                                      float* coverage) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF f0 = hn::Load(d, factor), f1 = hn::Load(d, factor + L);
+  for (int64_t j = 0; j < count; ++j) {
+    const VF p0 = hn::Load(d, strip + j * 2 * L), p1 = hn::Load(d, strip + (j * 2 + 1) * L);
+    const VF w0 = hn::IfThenZeroElse(is_masked(p0), hn::Mul(p0, f0));
+    const VF w1 = hn::IfThenZeroElse(is_masked(p1), hn::Mul(p1, f1));
+    coverage[j] += hn::GetLane(hn::SumOfLanes(d, hn::Add(w0, w1)));
+  }
+}
+
+inline HWY_NOINLINE void rescale(int64_t depth, const float* correction, float* acc) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF c0 = hn::Load(d, correction), c1 = hn::Load(d, correction + L);
+  const VF one = hn::Set(d, 1.0f);
+  if (hn::AllTrue(d, hn::Eq(c0, one)) && hn::AllTrue(d, hn::Eq(c1, one))) return;
+  for (int64_t i = 0; i < depth; ++i) {
+    float* row = acc + i * 2 * L;
+    hn::Store(hn::Mul(hn::Load(d, row), c0), d, row);
+    hn::Store(hn::Mul(hn::Load(d, row + L), c1), d, row + L);
+  }
+}
+
+inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* scratch) {
+  const int64_t W = strip_width();
+  const KeySpan span = span_of(s.mask);
+  const bool whole = o.coverage != nullptr;
+  const int64_t rows = whole ? span.end - span.begin : HWY_MIN(span.end - span.begin, kKeyBlock);
+  Scratch mem(scratch);
+  float* panel = mem.take<float>(s.D * W);
+  float* acc = mem.take<float>(s.Dv * W);
+  float* strip = mem.take<float>((rows + 1) * W);
+  uint32_t* bits = mem.take<uint32_t>(HWY_MAX(rows, kKeyBlock) + 1);
+  float* block_max = mem.take<float>((rows / kKeyBlock + 2) * W);
+  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
+
+  SoftmaxRows r;
+  softmax_begin(r);
+  HWY_ALIGN float best[kMaxLanes];
+  HWY_ALIGN int32_t key[kMaxLanes];
+  for (int i = 0; i < kMaxLanes; ++i) {
+    best[i] = -kInf;
+    key[i] = -1;
+  }
+  const int64_t first_block = span.begin / kKeyBlock * kKeyBlock;
+  int64_t block = 0;
+  for (int64_t at = first_block; at < span.end; at += kKeyBlock, ++block) {
+    const int64_t lo = HWY_MAX(at, span.begin), hi = HWY_MIN(at + kKeyBlock, span.end);
+    float* part = strip + (whole ? (lo - span.begin) * W : 0);
+    uint32_t* part_bits = bits;
+    score_keys(s, span, lo, hi, panel, part_bits, part);
+    if (o.max_key != nullptr) track_max_key(hi - lo, lo, part, best, key);
+    if (o.entropy != nullptr) {
+      softmax_block<true>(hi - lo, part, r);
+    } else {
+      softmax_block<false>(hi - lo, part, r);
+    }
+    if (s.careful) mask_strip(hi - lo, part_bits, -0.0f, part);
+    rescale(s.Dv, r.correction, acc);
+    gather_strip(s.careful, hi - lo, s.Dv, s.v + lo * s.v_stride, s.v_stride, part, part, acc);
+    if (whole) std::memcpy(block_max + block * W, r.m, sizeof(float) * static_cast<size_t>(W));
+  }
+
+  const uint32_t seen = lanes_that_see(s, span, bits);
+  HWY_ALIGN float inverse[kMaxLanes] = {};
+  for (int lane = 0; lane < s.mask.lanes; ++lane) {
+    const bool any = seen >> lane & 1u;
+    const float l = r.l[lane];
+    inverse[lane] = any ? 1.0f / l : 0.0f;
+    if (o.row_stat) o.row_stat[lane] = any ? r.m[lane] + std::log(l) : -kInf;
+    if (o.entropy) o.entropy[lane] = any ? std::log(l) - r.t[lane] / l : 0.0f;
+    if (o.max_weight) o.max_weight[lane] = inverse[lane];
+    if (o.max_key) o.max_key[lane] = any ? key[lane] : -1;
+  }
+  if (o.support) count_seen(s, span, bits, o.support);
+  if (o.y) unpack_panel(s.mask.lanes, s.Dv, acc, inverse, o.y, o.y_stride);
+  if (whole) {
+    block = 0;
+    for (int64_t at = first_block; at < span.end; at += kKeyBlock, ++block) {
+      const int64_t lo = HWY_MAX(at, span.begin), hi = HWY_MIN(at + kKeyBlock, span.end);
+      HWY_ALIGN float factor[kMaxLanes] = {};
+      for (int lane = 0; lane < s.mask.lanes; ++lane) {
+        const float m = block_max[block * W + lane];
+        factor[lane] = m == -kInf ? 0.0f : std::exp(m - r.m[lane]) * inverse[lane];
+      }
+      add_coverage(hi - lo, strip + (lo - span.begin) * W, factor, o.coverage + lo);
+    }
+  }
+}
+
+// A sparsemax strip after its threshold is known: `count` rows of weights (−0 where none) with
+// their keys. Shared by forward, backward and weights.
+struct SparseStrip {
+  float* weights;
+  int32_t* index;
+  int64_t count = 0;
+  SparsemaxRows rows;
+  uint32_t seen = 0;    // lanes whose row has keys
+  uint32_t broken = 0;  // of those, lanes with a NaN or infinite score: their results are NaN
+};
+
+inline HWY_NOINLINE void solve_sparsemax(const Strip& s, const KeySpan& span, const float* panel,
+                                         uint32_t* bits, SparseStrip& out) {
+  const int64_t W = strip_width();
+  for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
+    const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
+    float* part = out.weights + (lo - span.begin) * W;
+    score_keys(s, span, lo, hi, panel, bits, part);
+    if (s.careful) {
+      for (int64_t j = 0; j < hi - lo; ++j) {
+        for (int lane = 0; lane < s.mask.lanes; ++lane) {
+          if (std::isnan(part[j * W + lane])) out.broken |= 1u << lane;
+        }
+      }
+    }
+  }
+  const int64_t keys = span.end - span.begin;
+  row_max(keys, out.weights, out.rows.max);
+  out.count = compact_candidates(keys, span.begin, out.rows.max, out.weights, out.index);
+  solve_tau(out.count, out.weights, out.rows);
+  out.count = compact_weights(out.count, out.rows, out.weights, out.index);
+  out.seen = lanes_that_see(s, span, bits);
+  for (int lane = 0; lane < s.mask.lanes; ++lane) {
+    if ((out.seen >> lane & 1u) && out.rows.support[lane] == 0) out.broken |= 1u << lane;
+  }
+  out.broken &= out.seen;
+}
+
+inline void forward_sparsemax(const Strip& s, const StripOutputs& o, std::byte* scratch) {
+  const int64_t W = strip_width();
+  const KeySpan span = span_of(s.mask);
+  const int64_t keys = span.end - span.begin;
+  Scratch mem(scratch);
+  float* panel = mem.take<float>(s.D * W);
+  float* acc = mem.take<float>(s.Dv * W);
+  SparseStrip p;
+  p.weights = mem.take<float>((keys + 1) * W);
+  uint32_t* bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+  p.index = mem.take<int32_t>(keys + 1);
+  float* values = mem.take<float>(HWY_MIN(keys, kKeyBlock) * s.Dv);
+  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
+
+  solve_sparsemax(s, span, panel, bits, p);
+  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
+    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
+    copy_rows(n, p.index + u, s.Dv, s.v, s.v_stride, values);
+    gather_strip(s.careful, n, s.Dv, values, s.Dv, p.weights + u * W, p.weights + u * W, acc);
+  }
+
+  HWY_ALIGN float factor[kMaxLanes] = {};
+  for (int lane = 0; lane < s.mask.lanes; ++lane) {
+    const bool any = p.seen >> lane & 1u;
+    const bool broken = p.broken >> lane & 1u;
+    factor[lane] = broken ? kNaN : (any ? 1.0f : 0.0f);
+    const float max = p.rows.max[lane], tau = p.rows.tau[lane];
+    if (o.row_stat) o.row_stat[lane] = broken ? kNaN : (any ? max + tau : kInf);
+    if (o.max_weight) o.max_weight[lane] = broken ? kNaN : (any ? -tau : 0.0f);
+    if (o.support) o.support[lane] = p.rows.support[lane];
+    float entropy = 0;
+    int64_t max_key = -1;
+    float best = 0;
+    if (o.entropy != nullptr || o.max_key != nullptr) {
+      for (int64_t u = 0; u < p.count; ++u) {
+        const float w = p.weights[u * W + lane];
+        if (!(w > 0)) continue;
+        entropy -= w * std::log(w);
+        if (w > best) {
+          best = w;
+          max_key = p.index[u];
+        }
+      }
+    }
+    if (o.entropy) o.entropy[lane] = broken ? kNaN : entropy;
+    if (o.max_key) o.max_key[lane] = max_key;
+  }
+  if (o.support != nullptr && p.broken != 0) {
+    // Every key that a broken row may see has a weight, if NaN.
+    HWY_ALIGN float seen[kMaxLanes];
+    count_seen(s, span, bits, seen);
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      if (p.broken >> lane & 1u) o.support[lane] = seen[lane];
+    }
+  }
+  if (o.y) unpack_panel(s.mask.lanes, s.Dv, acc, factor, o.y, o.y_stride);
+  if (o.coverage != nullptr) {
+    const DF d;
+    const int64_t L = lanes();
+    const VF f0 = hn::Load(d, factor), f1 = hn::Load(d, factor + L);
+    for (int64_t u = 0; u < p.count; ++u) {
+      const VF p0 = hn::Load(d, p.weights + u * W), p1 = hn::Load(d, p.weights + u * W + L);
+      o.coverage[p.index[u]] += hn::GetLane(
+          hn::SumOfLanes(d, hn::Add(hn::IfThenZeroElse(is_masked(p0), hn::Mul(p0, f0)),
+                                    hn::IfThenZeroElse(is_masked(p1), hn::Mul(p1, f1)))));
+    }
+    // A broken row has no weights to add; what it reads is NaN.
+    if (p.broken != 0) {
+      for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
+        const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
+        lane_bits(s.mask, lo, hi, bits);
+        for (int64_t j = lo; j < hi; ++j) {
+          if (bits[j - lo] & p.broken) o.coverage[j] = kNaN;
+        }
+      }
+    }
+  }
+}
+
+// weights[lane][j], j over the span; zero elsewhere was written by the caller.
+inline void strip_weights(RowNormalizer normalizer, const Strip& s, float* weights, int64_t stride,
+                          std::byte* scratch) {
+  const int64_t W = strip_width();
+  const KeySpan span = span_of(s.mask);
+  const int64_t keys = span.end - span.begin;
+  if (keys == 0) return;
+  Scratch mem(scratch);
+  float* panel = mem.take<float>(s.D * W);
+  mem.take<float>(s.Dv * W);
+  float* strip = mem.take<float>((keys + 1) * W);
+  uint32_t* bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+  int32_t* index = mem.take<int32_t>(keys + 1);
+  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  if (normalizer == RowNormalizer::sparsemax) {
+    SparseStrip p;
+    p.weights = strip;
+    p.index = index;
+    solve_sparsemax(s, span, panel, bits, p);
+    if (p.broken != 0) lane_bits(s.mask, span.begin, span.end, bits);
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      if (p.broken >> lane & 1u) {
+        for (int64_t j = 0; j < keys; ++j) {
+          if (bits[j] >> lane & 1u) weights[lane * stride + span.begin + j] = kNaN;
+        }
+        continue;
+      }
+      for (int64_t u = 0; u < p.count; ++u) {
+        const float w = strip[u * W + lane];
+        if (w > 0) weights[lane * stride + p.index[u]] = w;
+      }
+    }
+    return;
+  }
+  score_keys(s, span, span.begin, span.end, panel, bits, strip);
+  SoftmaxRows r;
+  softmax_begin(r);
+  softmax_block<false>(keys, strip, r);
+  if (s.careful) mask_strip(keys, bits, -0.0f, strip);
+  const uint32_t seen = lanes_that_see(s, span, bits);
+  for (int lane = 0; lane < s.mask.lanes; ++lane) {
+    if (!(seen >> lane & 1u)) continue;
+    for (int64_t j = 0; j < keys; ++j) {
+      const float e = strip[j * W + lane];
+      weights[lane * stride + span.begin + j] = std::signbit(e) && e == 0 ? 0.0f : e / r.l[lane];
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,105 @@
+// What forward and backward share: scoring a run of keys for a strip, masked.
+#if defined(FOCI_KERNELS_ATTENTION_STRIP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_STRIP_INL_H_
+#undef FOCI_KERNELS_ATTENTION_STRIP_INL_H_
+#else
+#define FOCI_KERNELS_ATTENTION_STRIP_INL_H_
+#endif
+
+#include "foci/kernels/attention.h"
+#include "foci/kernels/strips-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// Masks keys [lo, hi) of a scored strip: only the rows that some lane may not see are touched.
+// `bits` holds hi − lo words and afterwards the lanes' bits, for the rows outside the full span
+// (every row if the mask is more than ranges, or in careful mode).
+inline HWY_NOINLINE void mask_keys(const Strip& s, const KeySpan& span, int64_t lo, int64_t hi,
+                                   float fill, uint32_t* bits, float* strip) {
+  const int64_t W = strip_width();
+  if (s.careful || !s.mask.only_ranges()) {
+    lane_bits(s.mask, lo, hi, bits);
+    mask_strip(hi - lo, bits, fill, strip);
+    return;
+  }
+  const int64_t head = HWY_MIN(hi, HWY_MAX(lo, span.full_begin));
+  const int64_t tail = HWY_MAX(head, HWY_MIN(hi, span.full_end));
+  if (lo < head) {
+    lane_bits(s.mask, lo, head, bits);
+    mask_strip(head - lo, bits, fill, strip);
+  }
+  if (tail < hi) {
+    lane_bits(s.mask, tail, hi, bits + (tail - lo));
+    mask_strip(hi - tail, bits + (tail - lo), fill, strip + (tail - lo) * W);
+  }
+}
+
+// strip = scores of keys [lo, hi), −inf where a lane may not see the key.
+HWY_INLINE void score_keys(const Strip& s, const KeySpan& span, int64_t lo, int64_t hi,
+                           const float* panel, uint32_t* bits, float* strip) {
+  score_strip(hi - lo, s.D, s.k + lo * s.k_stride, s.k_stride, panel, strip);
+  mask_keys(s, span, lo, hi, -kInf, bits, strip);
+}
+
+// Which lanes see any key at all. Decided by the masks, never by the scores.
+inline HWY_NOINLINE uint32_t lanes_that_see(const Strip& s, const KeySpan& span, uint32_t* bits) {
+  uint32_t seen = 0;
+  if (s.mask.only_ranges()) {
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      seen |= s.mask.begin[lane] < s.mask.end[lane] ? 1u << lane : 0u;
+    }
+    return seen;
+  }
+  for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
+    const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
+    lane_bits(s.mask, lo, hi, bits);
+    for (int64_t j = 0; j < hi - lo; ++j) seen |= bits[j];
+  }
+  return seen;
+}
+
+// Keys that each lane may see.
+inline HWY_NOINLINE void count_seen(const Strip& s, const KeySpan& span, uint32_t* bits,
+                                    float* support) {
+  int64_t counts[kMaxLanes] = {};
+  if (s.mask.only_ranges()) {
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      counts[lane] = HWY_MAX(int64_t{0}, s.mask.end[lane] - s.mask.begin[lane]);
+    }
+  } else {
+    for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
+      const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
+      lane_bits(s.mask, lo, hi, bits);
+      for (int64_t j = 0; j < hi - lo; ++j) {
+        for (int lane = 0; lane < s.mask.lanes; ++lane) counts[lane] += bits[j] >> lane & 1u;
+      }
+    }
+  }
+  for (int lane = 0; lane < s.mask.lanes; ++lane) support[lane] = static_cast<float>(counts[lane]);
+}
+
+// Rows `index` of a matrix, one after another; columns beyond `depth` are not written.
+inline HWY_NOINLINE void copy_rows(int64_t count, const int32_t* index, int64_t depth,
+                                   const float* rows, int64_t stride, float* to) {
+  for (int64_t u = 0; u < count; ++u) {
+    std::memcpy(to + u * depth, rows + index[u] * stride,
+                sizeof(float) * static_cast<size_t>(depth));
+  }
+}
+
+// y[lane][d] = acc[d][lane] · factor[lane].
+inline HWY_NOINLINE void unpack_panel(int64_t count, int64_t depth, const float* acc,
+                                      const float* factor, float* y, int64_t y_stride) {
+  const int64_t W = strip_width();
+  for (int64_t lane = 0; lane < count; ++lane) {
+    for (int64_t i = 0; i < depth; ++i) y[lane * y_stride + i] = acc[i * W + lane] * factor[lane];
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

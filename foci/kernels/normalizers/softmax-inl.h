@@ -1,0 +1,108 @@
+// Softmax over strips: online over blocks of keys in forward, from the saved log-sum-exp in
+// backward. Source of the online form: Milakov & Gimelshein 2018, arXiv 1805.02867.
+#if defined(FOCI_KERNELS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_SOFTMAX_INL_H_
+#undef FOCI_KERNELS_SOFTMAX_INL_H_
+#else
+#define FOCI_KERNELS_SOFTMAX_INL_H_
+#endif
+
+#include "foci/kernels/strips-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// What is known of each lane's row so far: m the maximum, l = Σ e^(s−m), t = Σ e^(s−m)·(s−m).
+struct SoftmaxRows {
+  HWY_ALIGN float m[kMaxLanes];
+  HWY_ALIGN float l[kMaxLanes];
+  HWY_ALIGN float t[kMaxLanes];
+  HWY_ALIGN float correction[kMaxLanes];  // e^(old m − new m) of the last block
+};
+
+// −inf (nothing seen yet) stands in for 0, so that −inf − m is −inf and not NaN.
+HWY_INLINE VF finite_max(VF m) {
+  const DF d;
+  return hn::IfThenZeroElse(hn::Eq(m, hn::Set(d, -kInf)), m);
+}
+
+HWY_INLINE void softmax_begin(SoftmaxRows& rows) {
+  for (int i = 0; i < kMaxLanes; ++i) {
+    rows.m[i] = -kInf;
+    rows.l[i] = rows.t[i] = 0;
+    rows.correction[i] = 1;
+  }
+}
+
+// Scores of `count` keys (masked ones −inf) become e^(s−m); m, l, t and correction move on.
+template <bool kEntropy>
+HWY_NOINLINE void softmax_block(int64_t count, float* strip, SoftmaxRows& rows) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const VF old0 = hn::Load(d, rows.m), old1 = hn::Load(d, rows.m + L);
+  VF m0 = old0, m1 = old1;
+  for (int64_t j = 0; j < count; ++j) {
+    m0 = hn::Max(m0, hn::Load(d, strip + j * W));
+    m1 = hn::Max(m1, hn::Load(d, strip + j * W + L));
+  }
+  hn::Store(m0, d, rows.m);
+  hn::Store(m1, d, rows.m + L);
+  const VF safe0 = finite_max(m0), safe1 = finite_max(m1);
+  const VF c0 = exp_nonpositive(hn::Sub(old0, safe0)), c1 = exp_nonpositive(hn::Sub(old1, safe1));
+  hn::Store(c0, d, rows.correction);
+  hn::Store(c1, d, rows.correction + L);
+  VF l0 = hn::Mul(hn::Load(d, rows.l), c0), l1 = hn::Mul(hn::Load(d, rows.l + L), c1);
+  VF t0 = hn::Zero(d), t1 = t0;
+  if constexpr (kEntropy) {
+    // Σ e·(s − m_new) = correction · (t + (m_old − m_new)·l); an untouched lane has l = t = 0.
+    const VF shift0 = hn::Sub(finite_max(old0), safe0), shift1 = hn::Sub(finite_max(old1), safe1);
+    t0 = hn::MulAdd(shift0, l0, hn::Mul(hn::Load(d, rows.t), c0));
+    t1 = hn::MulAdd(shift1, l1, hn::Mul(hn::Load(d, rows.t + L), c1));
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    float* row = strip + j * W;
+    const VF x0 = hn::Sub(hn::Load(d, row), safe0), x1 = hn::Sub(hn::Load(d, row + L), safe1);
+    const VF e0 = exp_nonpositive(x0), e1 = exp_nonpositive(x1);
+    l0 = hn::Add(l0, e0);
+    l1 = hn::Add(l1, e1);
+    if constexpr (kEntropy) {
+      // A masked key has e = 0 and x = −inf, whose product must be 0.
+      const VF floor = hn::Set(d, -1e30f);
+      t0 = hn::MulAdd(e0, hn::IfThenElse(hn::Lt(x0, floor), floor, x0), t0);
+      t1 = hn::MulAdd(e1, hn::IfThenElse(hn::Lt(x1, floor), floor, x1), t1);
+    }
+    hn::Store(e0, d, row);
+    hn::Store(e1, d, row + L);
+  }
+  hn::Store(l0, d, rows.l);
+  hn::Store(l1, d, rows.l + L);
+  hn::Store(t0, d, rows.t);
+  hn::Store(t1, d, rows.t + L);
+}
+
+// p = e^(s − m) · inverse, s in place: weights from known row constants (m = lse, inverse = 1 in
+// the usual case). Masked scores are −inf and become 0.
+inline HWY_NOINLINE void softmax_weights(int64_t count, const float* m, const float* inverse,
+                                         float* strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const VF m0 = hn::Load(d, m), m1 = hn::Load(d, m + L);
+  const VF i0 = hn::Load(d, inverse), i1 = hn::Load(d, inverse + L);
+  for (int64_t j = 0; j < count; ++j) {
+    float* row = strip + j * W;
+    const VF s0 = hn::Load(d, row), s1 = hn::Load(d, row + L);
+    // Rounding can lift s − lse above 0 by an ulp of lse, which the exponential takes in its
+    // stride.
+    hn::Store(hn::Mul(exp_nonpositive(hn::Sub(s0, m0)), i0), d, row);
+    hn::Store(hn::Mul(exp_nonpositive(hn::Sub(s1, m1)), i1), d, row + L);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,388 @@
+// The three products that attention is made of, on transposed strips, and the exponential.
+//
+//   score_strip    strip[j][lane]  = Σ_d rows[j][d] · panel[d][lane]     S = KQᵀ, dP = V dYᵀ
+//   gather_strip   out[d][lane]   += Σ_j rows[j][d] · strip[j][lane]     Yᵀ = VᵀP, dQᵀ = KᵀdS
+//   scatter_strips out[j][d]      += Σ_lane strip[j][lane] · x[lane][d]  dV = P dY, dK = dS Q
+//
+// Each reads K, V and the strip in their natural order. Every output element is one chain of fused
+// multiply-adds in a fixed order, so its bits do not depend on the tile it falls into.
+#if defined(FOCI_KERNELS_STRIPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_STRIPS_INL_H_
+#undef FOCI_KERNELS_STRIPS_INL_H_
+#else
+#define FOCI_KERNELS_STRIPS_INL_H_
+#endif
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "foci/kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+using DF = hn::ScalableTag<float>;
+using DI = hn::RebindToSigned<DF>;
+using VF = hn::Vec<DF>;
+using VI = hn::Vec<DI>;
+
+// Vectors in a strip's row. Two, with kTileRows rows each, fill the registers: 12 accumulators of
+// AVX2's 16, 24 of AVX-512's 32.
+inline constexpr int kVectors = 2;
+#if HWY_TARGET == HWY_AVX3
+inline constexpr int kTileRows = 12;
+#else
+inline constexpr int kTileRows = 6;
+#endif
+
+HWY_INLINE int64_t lanes() {
+  return static_cast<int64_t>(hn::Lanes(DF()));
+}
+HWY_INLINE int64_t strip_width() {
+  return kVectors * lanes();
+}
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// Masked entries of a weight strip hold −0 where the difference between "masked" and "weight 0"
+// matters; adding −0 · x changes nothing otherwise.
+HWY_INLINE hn::Mask<DF> is_masked(VF weight) {
+  const DI di;
+  return hn::MaskFromVec(hn::BitCast(DF(), hn::BroadcastSignBit(hn::BitCast(di, weight))));
+}
+
+// exp(x) for x ≤ 0; NaN stays NaN. Below −87.3 (near the smallest normal float) exactly 0.
+// x = n·ln 2 + r; e^r by a degree-6 polynomial, minimax in relative error (3e-9 before rounding)
+// with the first two coefficients held at 1, so that exp(0) is exactly 1; 2ⁿ by adding n to the
+// exponent. float(ln 2) is off by only 1.9e-9, so that one multiply-add reduces the argument.
+HWY_INLINE VF exp_nonpositive(VF x) {
+  const DF d;
+  const DI di;
+  const VF lowest = hn::Set(d, -87.3f);
+  const VF magic = hn::Set(d, 12582912.0f);         // 1.5 · 2²³: adding it rounds to an integer
+  const hn::Mask<DF> vanishes = hn::Lt(x, lowest);  // false for NaN
+  const VF y = hn::IfThenElse(vanishes, lowest, x);
+  const VF shifted = hn::MulAdd(y, hn::Set(d, 1.44269504088896341f), magic);
+  const VF n = hn::Sub(shifted, magic);
+  const VF r = hn::NegMulAdd(n, hn::Set(d, 0.69314718055994531f), y);
+  VF p = hn::MulAdd(hn::Set(d, 0.0013814540579915047f), r, hn::Set(d, 0.00836874544620514f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.04166838899254799f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.1666652113199234f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.4999999403953552f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  const VI exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
+  const VF e = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  // A NaN's bits plus an exponent may be anything: put NaN back.
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::IfThenZeroElse(vanishes, e));
+}
+
+// ---- S = rows · panel -----------------------------------------------------------------------
+
+template <int R>
+HWY_INLINE void score_rows(int64_t depth, const float* HWY_RESTRICT rows, int64_t stride,
+                           const float* HWY_RESTRICT panel, float* HWY_RESTRICT strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  VF acc0[R];
+  VF acc1[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) acc0[r] = acc1[r] = hn::Zero(d);
+  for (int64_t i = 0; i < depth; ++i) {
+    const VF b0 = hn::Load(d, panel + i * W);
+    const VF b1 = hn::Load(d, panel + i * W + L);
+    // Three rows to a base pointer: x86 addresses base, base + stride and base + 2·stride at once.
+    const float* base = rows + i;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const VF a = hn::Set(d, base[(r % 3) * stride]);
+      acc0[r] = hn::MulAdd(a, b0, acc0[r]);
+      acc1[r] = hn::MulAdd(a, b1, acc1[r]);
+      if (r % 3 == 2) base += 3 * stride;
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    hn::Store(acc0[r], d, strip + r * W);
+    hn::Store(acc1[r], d, strip + r * W + L);
+  }
+}
+
+// strip [count][W] from rows [count, depth] and panel [depth][W].
+inline HWY_NOINLINE void score_strip(int64_t count, int64_t depth, const float* rows,
+                                     int64_t stride, const float* panel, float* strip) {
+  const int64_t W = strip_width();
+  int64_t j = 0;
+  for (; j + kTileRows <= count; j += kTileRows) {
+    score_rows<kTileRows>(depth, rows + j * stride, stride, panel, strip + j * W);
+  }
+  for (; j + 4 <= count; j += 4) {
+    score_rows<4>(depth, rows + j * stride, stride, panel, strip + j * W);
+  }
+  for (; j < count; ++j) score_rows<1>(depth, rows + j * stride, stride, panel, strip + j * W);
+}
+
+// ---- out += rowsᵀ · strip -------------------------------------------------------------------
+
+template <int R, bool kCareful>
+HWY_INLINE void gather_rows(int64_t count, const float* HWY_RESTRICT rows, int64_t stride,
+                            const float* HWY_RESTRICT strip, const float* HWY_RESTRICT weights,
+                            float* HWY_RESTRICT out) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  VF acc0[R];
+  VF acc1[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    acc0[r] = hn::Load(d, out + r * W);
+    acc1[r] = hn::Load(d, out + r * W + L);
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    const float* HWY_RESTRICT row = rows + j * stride;
+    const VF b0 = hn::Load(d, strip + j * W);
+    const VF b1 = hn::Load(d, strip + j * W + L);
+    if constexpr (kCareful) {
+      const hn::Mask<DF> skip0 = is_masked(hn::Load(d, weights + j * W));
+      const hn::Mask<DF> skip1 = is_masked(hn::Load(d, weights + j * W + L));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const VF a = hn::Set(d, row[r]);
+        acc0[r] = hn::IfThenElse(skip0, acc0[r], hn::MulAdd(a, b0, acc0[r]));
+        acc1[r] = hn::IfThenElse(skip1, acc1[r], hn::MulAdd(a, b1, acc1[r]));
+      }
+    } else {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const VF a = hn::Set(d, row[r]);
+        acc0[r] = hn::MulAdd(a, b0, acc0[r]);
+        acc1[r] = hn::MulAdd(a, b1, acc1[r]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    hn::Store(acc0[r], d, out + r * W);
+    hn::Store(acc1[r], d, out + r * W + L);
+  }
+}
+
+template <bool kCareful>
+HWY_NOINLINE void gather_strip_as(int64_t count, int64_t depth, const float* rows, int64_t stride,
+                                  const float* strip, const float* weights, float* out) {
+  const int64_t W = strip_width();
+  // 8 rows divide the usual head sizes and still fill AVX-512's pipes.
+  constexpr int kRows = kTileRows == 12 ? 8 : kTileRows;
+  int64_t i = 0;
+  for (; i + kRows <= depth; i += kRows) {
+    gather_rows<kRows, kCareful>(count, rows + i, stride, strip, weights, out + i * W);
+  }
+  for (; i + 4 <= depth; i += 4) {
+    gather_rows<4, kCareful>(count, rows + i, stride, strip, weights, out + i * W);
+  }
+  for (; i < depth; ++i) {
+    gather_rows<1, kCareful>(count, rows + i, stride, strip, weights, out + i * W);
+  }
+}
+
+// out [depth][W] += rows [count, depth]ᵀ · strip [count][W]. In careful mode entries whose weight
+// is −0 (masked) are stepped over.
+HWY_INLINE void gather_strip(bool careful, int64_t count, int64_t depth, const float* rows,
+                             int64_t stride, const float* strip, const float* weights, float* out) {
+  if (careful) {
+    gather_strip_as<true>(count, depth, rows, stride, strip, weights, out);
+  } else {
+    gather_strip_as<false>(count, depth, rows, stride, strip, weights, out);
+  }
+}
+
+// ---- out += strip · x -----------------------------------------------------------------------
+
+// Up to three strips one after another share the accumulators.
+struct StripSet {
+  const float* strip[3];
+  const float* weights[3];  // careful mode: −0 marks what to step over
+  int count;
+};
+
+template <int R, int C, bool kCareful>
+HWY_INLINE void scatter_rows(const StripSet& set, int64_t offset, const float* HWY_RESTRICT x,
+                             int64_t x_stride, float* const* HWY_RESTRICT out) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  VF acc[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) acc[r][c] = hn::Load(d, out[r] + c * L);
+  }
+  for (int t = 0; t < set.count; ++t) {
+    const float* HWY_RESTRICT strip = set.strip[t] + offset;
+    const float* HWY_RESTRICT weights = set.weights[t] + offset;
+    for (int64_t lane = 0; lane < W; ++lane, x += x_stride) {
+      VF b[C];
+#pragma GCC unroll 4
+      for (int c = 0; c < C; ++c) b[c] = hn::Load(d, x + c * L);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const VF a = hn::Set(d, strip[r * W + lane]);
+        if constexpr (kCareful) {
+          const hn::Mask<DF> skip = is_masked(hn::Set(d, weights[r * W + lane]));
+#pragma GCC unroll 4
+          for (int c = 0; c < C; ++c) {
+            acc[r][c] = hn::IfThenElse(skip, acc[r][c], hn::MulAdd(a, b[c], acc[r][c]));
+          }
+        } else {
+#pragma GCC unroll 4
+          for (int c = 0; c < C; ++c) acc[r][c] = hn::MulAdd(a, b[c], acc[r][c]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) hn::Store(acc[r][c], d, out[r] + c * L);
+  }
+}
+
+template <int C, bool kCareful>
+HWY_INLINE void scatter_columns(const StripSet& set, int64_t count, const int32_t* index,
+                                const float* x, int64_t x_stride, float* out, int64_t out_stride) {
+  const int64_t W = strip_width();
+  const auto row_of = [&](int64_t j) { return out + (index ? index[j] : j) * out_stride; };
+  int64_t j = 0;
+  for (; j + kTileRows <= count; j += kTileRows) {
+    float* rows[kTileRows];
+    for (int r = 0; r < kTileRows; ++r) rows[r] = row_of(j + r);
+    scatter_rows<kTileRows, C, kCareful>(set, j * W, x, x_stride, rows);
+  }
+  for (; j < count; ++j) {
+    float* rows[1] = {row_of(j)};
+    scatter_rows<1, C, kCareful>(set, j * W, x, x_stride, rows);
+  }
+}
+
+template <bool kCareful>
+HWY_NOINLINE void scatter_strips_as(const StripSet& set, int64_t count, const int32_t* index,
+                                    int64_t depth, const float* x, int64_t x_stride, float* out,
+                                    int64_t out_stride) {
+  const int64_t L = lanes();
+  int64_t c = 0;
+  for (; c + 2 * L <= depth; c += 2 * L) {
+    scatter_columns<2, kCareful>(set, count, index, x + c, x_stride, out + c, out_stride);
+  }
+  for (; c < depth; c += L) {
+    scatter_columns<1, kCareful>(set, count, index, x + c, x_stride, out + c, out_stride);
+  }
+}
+
+// out[index[j]] (index null: row j) += Σ over strips and lanes of strip[j][lane] · x[lane].
+// x [strips · W, x_stride] and out's rows are padded to whole vectors: depth is rounded up.
+HWY_INLINE void scatter_strips(bool careful, const StripSet& set, int64_t count,
+                               const int32_t* index, int64_t depth, const float* x,
+                               int64_t x_stride, float* out, int64_t out_stride) {
+  if (careful) {
+    scatter_strips_as<true>(set, count, index, depth, x, x_stride, out, out_stride);
+  } else {
+    scatter_strips_as<false>(set, count, index, depth, x, x_stride, out, out_stride);
+  }
+}
+
+// ---- packing and masks ----------------------------------------------------------------------
+
+// panel[d][lane] = rows[lane][d] · scale; lanes beyond `count` are 0.
+inline HWY_NOINLINE void pack_panel(int64_t count, int64_t depth, const float* rows, int64_t stride,
+                                    float scale, float* panel) {
+  const int64_t W = strip_width();
+  if (count < W) std::memset(panel, 0, sizeof(float) * static_cast<size_t>(depth * W));
+  for (int64_t lane = 0; lane < count; ++lane) {
+    for (int64_t i = 0; i < depth; ++i) panel[i * W + lane] = rows[lane * stride + i] * scale;
+  }
+}
+
+// x[lane][d] = rows[lane][d] · scale, lanes beyond `count` and columns beyond depth are 0.
+inline HWY_NOINLINE void pack_rows(int64_t count, int64_t depth, const float* rows, int64_t stride,
+                                   float scale, float* x, int64_t x_stride) {
+  std::memset(x, 0, sizeof(float) * static_cast<size_t>(strip_width() * x_stride));
+  for (int64_t lane = 0; lane < count; ++lane) {
+    for (int64_t i = 0; i < depth; ++i) x[lane * x_stride + i] = rows[lane * stride + i] * scale;
+  }
+}
+
+// Where a lane mask holds for no lane alone: keys [begin, end) are seen by some lane; those in
+// [full_begin, full_end) by every lane, if the mask is only ranges.
+struct KeySpan {
+  int64_t begin, end, full_begin, full_end;
+};
+
+inline KeySpan span_of(const LaneMask& mask) {
+  KeySpan s{std::numeric_limits<int64_t>::max(), 0, 0, std::numeric_limits<int64_t>::max()};
+  for (int lane = 0; lane < mask.lanes; ++lane) {
+    const bool empty = mask.begin[lane] >= mask.end[lane];
+    if (!empty) {
+      s.begin = HWY_MIN(s.begin, mask.begin[lane]);
+      s.end = HWY_MAX(s.end, mask.end[lane]);
+    }
+    s.full_begin =
+        HWY_MAX(s.full_begin, empty ? std::numeric_limits<int64_t>::max() : mask.begin[lane]);
+    s.full_end = HWY_MIN(s.full_end, empty ? 0 : mask.end[lane]);
+  }
+  if (s.end == 0) s.begin = 0;
+  if (!mask.only_ranges()) s.full_end = 0;
+  s.full_begin = HWY_MIN(s.full_begin, s.end);
+  s.full_end = HWY_MAX(HWY_MIN(s.full_end, s.end), s.full_begin);
+  return s;
+}
+
+HWY_INLINE hn::Mask<DF> lane_mask(uint32_t bits, int vector) {
+  const uint32_t shifted = bits >> (vector * static_cast<int>(hn::Lanes(DF())));
+  uint8_t bytes[8] = {};
+  std::memcpy(bytes, &shifted, sizeof(shifted));  // LoadMaskBits reads whole bytes, low lane first
+  return hn::LoadMaskBits(DF(), bytes);
+}
+
+// strip[j] = `fill` in every lane that bits[j] leaves out.
+inline HWY_NOINLINE void mask_strip(int64_t count, const uint32_t* bits, float fill, float* strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF vfill = hn::Set(d, fill);
+  for (int64_t j = 0; j < count; ++j) {
+    float* row = strip + j * 2 * L;
+    hn::Store(hn::IfThenElse(lane_mask(bits[j], 0), hn::Load(d, row), vfill), d, row);
+    hn::Store(hn::IfThenElse(lane_mask(bits[j], 1), hn::Load(d, row + L), vfill), d, row + L);
+  }
+}
+
+// Scratch handed out from the front, each piece aligned to a cache line.
+class Scratch {
+ public:
+  explicit Scratch(std::byte* at) : at_(at) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* p = reinterpret_cast<T*>(at_);
+    at_ += bytes<T>(count);
+    return p;
+  }
+  template <class T>
+  static size_t bytes(int64_t count) {
+    return (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
+  }
+
+ private:
+  std::byte* at_;
+};
+
+HWY_INLINE int64_t round_up(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
