@@ -75,8 +75,10 @@ HWY_INLINE VF exp_nonpositive(VF x) {
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   const VI exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
   const VF e = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
-  // A NaN's bits plus an exponent may be anything: put NaN back.
-  return hn::IfThenElse(hn::IsNaN(x), x, hn::IfThenZeroElse(vanishes, e));
+  // A NaN's bits plus an exponent may be anything: put NaN back, with a clear sign bit, since a set
+  // one would read as "masked".
+  const VF nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
+  return hn::IfThenElse(hn::IsNaN(x), nan, hn::IfThenZeroElse(vanishes, e));
 }
 
 // ---- S = rows · panel -----------------------------------------------------------------------
