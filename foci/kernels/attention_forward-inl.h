@@ -138,7 +138,10 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
       HWY_ALIGN float factor[kMaxLanes] = {};
       for (int lane = 0; lane < s.mask.lanes; ++lane) {
         const float m = block_max[block * W + lane];
-        factor[lane] = m == -kInf ? 0.0f : std::exp(m - r.m[lane]) * inverse[lane];
+        // A block in which the lane sees nothing has m = −inf, and so may one of a row that is NaN.
+        factor[lane] = m == -kInf && !std::isnan(inverse[lane])
+                           ? 0.0f
+                           : std::exp(m - r.m[lane]) * inverse[lane];
       }
       add_coverage(hi - lo, strip + (lo - span.begin) * W, factor, o.coverage + lo);
     }

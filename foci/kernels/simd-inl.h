@@ -15,7 +15,8 @@
 //
 // NameKernels and the declaration of name_kernels live in a header outside the target namespaces.
 // The baseline is SSE2 with Highway 1.2, EMU128 (four lanes) with 1.0.3, and with 1.0.3 and g++
-// before 12.3, Debian 12's, HWY_SCALAR: *one* lane, no shuffles. Kernels must be right for that too.
+// before 12.3, Debian 12's, HWY_SCALAR: *one* lane, no shuffles. Kernels must be right for that
+// too.
 #if defined(FOCI_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOCI_KERNELS_SIMD_INL_H_
 #undef FOCI_KERNELS_SIMD_INL_H_
@@ -30,27 +31,30 @@
 #ifndef FOCI_KERNEL_TABLE
 #if HWY_TARGETS & HWY_AVX3
 #define FOCI_CASE_AVX512(table) \
-  case SimdTarget::avx512: return N_AVX3::table();
+  case SimdTarget::avx512:      \
+    return N_AVX3::table();
 #else
 #define FOCI_CASE_AVX512(table)
 #endif
 #if HWY_TARGETS & HWY_AVX2
 #define FOCI_CASE_AVX2(table) \
-  case SimdTarget::avx2: return N_AVX2::table();
+  case SimdTarget::avx2:      \
+    return N_AVX2::table();
 #else
 #define FOCI_CASE_AVX2(table)
 #endif
 // Defines `const Type& name(SimdTarget)` over the per-target functions `table()`.
-#define FOCI_KERNEL_TABLE(Type, table, name)     \
-  const Type& name(SimdTarget target) {          \
-    const auto pick = [&]() -> const Type* {     \
-      switch (target) {                          \
-        FOCI_CASE_AVX512(table)                  \
-        FOCI_CASE_AVX2(table)                    \
-        default: return HWY_STATIC_DISPATCH(table)(); \
-      }                                          \
-    };                                           \
-    return *pick();                              \
+#define FOCI_KERNEL_TABLE(Type, table, name)   \
+  const Type& name(SimdTarget target) {        \
+    const auto pick = [&]() -> const Type* {   \
+      switch (target) {                        \
+        FOCI_CASE_AVX512(table)                \
+        FOCI_CASE_AVX2(table)                  \
+        default:                               \
+          return HWY_STATIC_DISPATCH(table)(); \
+      }                                        \
+    };                                         \
+    return *pick();                            \
   }
 #endif
 

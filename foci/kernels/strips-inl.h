@@ -53,6 +53,16 @@ HWY_INLINE hn::Mask<DF> is_masked(VF weight) {
   return hn::MaskFromVec(hn::BitCast(DF(), hn::BroadcastSignBit(hn::BitCast(di, weight))));
 }
 
+// s > m ? s : m. A NaN score leaves the maximum alone (it comes back as a NaN weight), so that
+// s − m ≤ 0 holds for every other key.
+HWY_INLINE VF max_of_scores(VF s, VF m) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  return hn::Max(s, m);  // MAXPS gives its second operand where either is NaN
+#else
+  return hn::IfThenElse(hn::Gt(s, m), s, m);
+#endif
+}
+
 // exp(x) for x ≤ 0; NaN stays NaN. Below −87.3 (near the smallest normal float) exactly 0.
 // x = n·ln 2 + r; e^r by a degree-6 polynomial, minimax in relative error (3e-9 before rounding)
 // with the first two coefficients held at 1, so that exp(0) is exactly 1; 2ⁿ by adding n to the

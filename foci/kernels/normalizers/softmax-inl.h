@@ -44,8 +44,8 @@ HWY_NOINLINE void softmax_block(int64_t count, float* strip, SoftmaxRows& rows) 
   const VF old0 = hn::Load(d, rows.m), old1 = hn::Load(d, rows.m + L);
   VF m0 = old0, m1 = old1;
   for (int64_t j = 0; j < count; ++j) {
-    m0 = hn::Max(m0, hn::Load(d, strip + j * W));
-    m1 = hn::Max(m1, hn::Load(d, strip + j * W + L));
+    m0 = max_of_scores(hn::Load(d, strip + j * W), m0);
+    m1 = max_of_scores(hn::Load(d, strip + j * W + L), m1);
   }
   hn::Store(m0, d, rows.m);
   hn::Store(m1, d, rows.m + L);

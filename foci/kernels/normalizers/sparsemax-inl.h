@@ -28,8 +28,8 @@ inline HWY_NOINLINE void row_max(int64_t count, const float* strip, float* max) 
   const int64_t W = strip_width();
   VF m0 = hn::Set(d, -kInf), m1 = m0;
   for (int64_t j = 0; j < count; ++j) {
-    m0 = hn::Max(m0, hn::Load(d, strip + j * W));
-    m1 = hn::Max(m1, hn::Load(d, strip + j * W + L));
+    m0 = max_of_scores(hn::Load(d, strip + j * W), m0);
+    m1 = max_of_scores(hn::Load(d, strip + j * W + L), m1);
   }
   hn::Store(m0, d, max);
   hn::Store(m1, d, max + L);
