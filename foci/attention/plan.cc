@@ -5,8 +5,8 @@
 #include <limits>
 #include <utility>
 
-#include "foci/attention/plain.h"
 #include "foci/attention/fused.h"
+#include "foci/attention/plain.h"
 #include "foci/attention/state.h"
 
 namespace foci {
@@ -53,52 +53,6 @@ std::span<const ImplementationEntry> implementations() {
          return std::nullopt;  // everything
        },
        plain::workspace_bytes, plain_forward, plain_backward, plain_weights},
-#include "foci/attention/state.h"
-
-namespace foci {
-namespace {
-
-void check_product(const char* what, const Dims& dims) {
-  int64_t bytes = 1;
-  bool fits = true;
-  for (int64_t n : dims) {
-    if (n == 0) return;
-  }
-  for (int64_t n : dims) fits = fits && !__builtin_mul_overflow(bytes, n, &bytes);
-  // The widest element has 8 bytes; twice that leaves room for padding.
-  fits = fits && !__builtin_mul_overflow(bytes, int64_t{16}, &bytes);
-  require(fits, "shape: {} of sizes {} has more elements than memory can be addressed", what,
-          dims.str());
-}
-
-const ImplementationEntry* find(Implementation id) {
-  for (const ImplementationEntry& e : implementations()) {
-    if (e.id == id) return &e;
-  }
-  return nullptr;
-}
-
-std::string_view name_of(Implementation id) {
-  switch (id) {
-    case Implementation::plain:
-      return "plain";
-    case Implementation::fused:
-      return "fused";
-  }
-  return "?";
-}
-
-}  // namespace
-
-std::span<const ImplementationEntry> implementations() {
-  static const std::vector<ImplementationEntry> list = {
-      {Implementation::plain, "plain",
-       [](const AttentionSpec&, const AttentionShape&) -> std::optional<std::string> {
-         return std::nullopt;  // everything
-       },
-       plain::workspace_bytes, plain_forward, plain_backward, plain_weights},
-      {Implementation::fused, "fused", fused_refuses, fused_workspace_bytes, fused_forward,
-       fused_backward, fused_weights},
   };
   return list;
 }
