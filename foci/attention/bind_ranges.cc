@@ -154,7 +154,12 @@ void fill_ranges(Problem& problem) {
     for (int64_t i = 0; i < N; ++i) {
       Segment& s = segments[qs[i]];
       const int64_t local = s.next_query++;
-      const Range r = local_range(spec, local, s.queries, s.keys, past);
+      Range r = local_range(spec, local, s.queries, s.keys, past);
+      // key_lengths hides a tail of the segment's keys, which ascend.
+      const auto first_key = order.begin() + s.first;
+      r.end = std::min<int64_t>(
+          r.end, std::lower_bound(first_key, first_key + s.keys, length) - first_key);
+      if (r.begin >= r.end) r = {0, 0};
       if (r.begin < r.end) {
         put(i, {order[s.first + r.begin], order[s.first + r.end - 1] + 1});
       } else {

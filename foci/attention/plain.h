@@ -105,6 +105,7 @@ struct Rows {
   std::vector<float> odd_data;  // [odd.size(), ld]
   float* row(int64_t r) const { return data.data<float>() + r * ld; }
   bool has_odd() const { return !odd.empty(); }
+  bool is_odd(int64_t r) const { return true_row(r) != row(r); }
   View view(int64_t first) const { return {data.data<float>() + first * ld, ld}; }
   // The row with its non-finite values.
   const float* true_row(int64_t r) const;
@@ -263,8 +264,8 @@ bool dropout_factors(const Site& site, int64_t r, const Sight& sight, std::vecto
 void row_products(int64_t count, int64_t width, int64_t inner, const Rows& a, const Rows& b,
                   int64_t first, float* out);
 // out [padded rows, rows.ld] += weights [count, width] · rows[first …]. Rows with NaN or infinity
-// count only where part [count, width] is set and the weight was not dropped (`dropped`: zero
-// weights are; otherwise 0·NaN is NaN).
+// count only where part [count, width] is set (not at all where it is null) and the weight was not
+// dropped (`dropped`: zero weights are; otherwise 0·NaN is NaN).
 void weighted_rows(int64_t count, int64_t width, const float* weights, const uint8_t* part,
                    bool dropped, const Rows& rows, int64_t first, float* out);
 // out [width, rows.ld] += weightsᵀ · rows[0 … count), likewise.

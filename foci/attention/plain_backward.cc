@@ -35,8 +35,8 @@ float row_value(const Tensor& t, int64_t at) {
 
 // Through w·tanh(q+k): pair by pair.
 void additive_backward(const Site& site, const Operand& q, const Operand& k, const float* draw,
-                       const AttentionWanted& wanted, float* dq, KeyGradients& keys,
-                       HeadGradients& head) {
+                       const uint8_t* part, const AttentionWanted& wanted, float* dq,
+                       KeyGradients& keys, HeadGradients& head) {
   const Problem& p = *site.problem;
   const int64_t ld = k.rows.ld, width = site.width(), D = p.shape.D;
   const float* w = p.in.score_w.data<float>();
@@ -45,7 +45,7 @@ void additive_backward(const Site& site, const Operand& q, const Operand& k, con
     std::fill(dw.begin(), dw.end(), 0.0f);
     for (int64_t j = 0; j < width; ++j) {
       const float d = draw[r * width + j];
-      if (d == 0) continue;  // unseen keys too
+      if (!part[r * width + j]) continue;
       const int64_t at = site.packed(j);
       if (q.wide[r] || k.wide[at]) {
         const float *x = q.rows.true_row(r), *y = k.rows.true_row(at);
@@ -70,35 +70,59 @@ void additive_backward(const Site& site, const Operand& q, const Operand& k, con
   }
 }
 
+// Through −γ‖q−k‖²: dq = 2γ (Σ d·k − q Σ d) and dk = 2γ (Σ d·q − k Σ d), 2γ times what stands here;
+// the keys' second half waits for finish_keys. Pairs with NaN or infinity follow the definition.
+void l2_backward(const Site& site, const Operand& q, const Operand& k, const float* draw,
+                 const uint8_t* part, float gamma, float* dq, KeyGradients& keys) {
+  const int64_t count = static_cast<int64_t>(site.entries.size()), width = site.width();
+  const int64_t ld = k.rows.ld, first = site.packed(0), D = site.problem->shape.D;
+  const auto pair = [&](int64_t r, int64_t j) {
+    if (!part[r * width + j]) return;
+    const float d = draw[r * width + j];
+    const float *x = q.rows.true_row(r), *y = k.rows.true_row(first + j);
+    for (int64_t c = 0; c < D; ++c) {
+      dq[r * ld + c] += d * (y[c] - x[c]);
+      keys.dk[(first + j) * ld + c] += d * (x[c] - y[c]);
+    }
+  };
+  for (int64_t r = 0; r < count; ++r) {
+    float* to = dq + r * ld;
+    if (q.rows.is_odd(r)) {
+      std::fill_n(to, ld, 0.0f);
+      for (int64_t j = 0; j < width; ++j) pair(r, j);
+    } else {
+      double sum = 0;
+      for (int64_t j = 0; j < width; ++j) {
+        if (k.rows.has_odd() && k.rows.is_odd(first + j)) continue;
+        sum += draw[r * width + j];
+        keys.columns[first + j] += draw[r * width + j];
+      }
+      for (int64_t c = 0; c < D; ++c) to[c] -= static_cast<float>(sum) * q.rows.row(r)[c];
+      for (int64_t row : k.rows.odd) {
+        if (row >= first && row < first + width) pair(r, row - first);
+      }
+    }
+    for (int64_t c = 0; c < D; ++c) to[c] *= 2 * gamma;
+  }
+}
+
 // Gradients of raw scores → those of the (cosine: normalised) rows of q and k.
 void score_backward(const Site& site, const Operand& q, const Operand& k, const float* draw,
                     const uint8_t* part, const AttentionWanted& wanted, float* dq,
                     KeyGradients& keys, HeadGradients& head) {
   const Problem& p = *site.problem;
   const int64_t count = static_cast<int64_t>(site.entries.size()), width = site.width();
-  const int64_t ld = k.rows.ld, first = site.packed(0), D = p.shape.D;
+  const int64_t ld = k.rows.ld, first = site.packed(0);
   if (std::holds_alternative<Additive>(p.spec.score)) {
-    return additive_backward(site, q, k, draw, wanted, dq, keys, head);
+    return additive_backward(site, q, k, draw, part, wanted, dq, keys, head);
   }
   if (!wanted.qkv) return;
-  weighted_rows(count, width, draw, part, false, k.rows, first, dq);
-  weighted_columns(count, width, draw, part, false, q.rows, keys.dk.data() + first * ld);
-  if (const auto* l2 = std::get_if<L2>(&p.spec.score)) {
-    // −γ‖q−k‖²: dq = 2γ (Σ d·k − q Σ d); the keys' half of it ends in finish_keys.
-    const float twice = 2 * static_cast<float>(l2->gamma);
-    for (int64_t r = 0; r < count; ++r) {
-      double sum = 0;
-      for (int64_t j = 0; j < width; ++j) {
-        sum += draw[r * width + j];
-        keys.columns[first + j] += draw[r * width + j];
-      }
-      // An empty row's NaN stays its own.
-      const float* x = sum == 0 ? q.rows.row(r) : q.rows.true_row(r);
-      for (int64_t c = 0; c < D; ++c) {
-        dq[r * ld + c] = twice * (dq[r * ld + c] - static_cast<float>(sum) * x[c]);
-      }
-    }
-  }
+  const auto* l2 = std::get_if<L2>(&p.spec.score);
+  // L2 treats pairs with NaN or infinity itself.
+  const uint8_t* odd_part = l2 ? nullptr : part;
+  weighted_rows(count, width, draw, odd_part, false, k.rows, first, dq);
+  weighted_columns(count, width, draw, odd_part, false, q.rows, keys.dk.data() + first * ld);
+  if (l2) l2_backward(site, q, k, draw, part, static_cast<float>(l2->gamma), dq, keys);
 }
 
 // Through x/‖x‖: d ← (d − (d·x̂) x̂)/‖x‖.
@@ -228,7 +252,7 @@ void finish_keys(const Call& call, int64_t b, int64_t g, const PackedKeys& packe
       }
       if (const auto* l2 = std::get_if<L2>(&p.spec.score)) {
         const float twice = 2 * static_cast<float>(l2->gamma), sum = keys.columns[row];
-        const float* x = sum == 0 ? packed.k.rows.row(row) : packed.k.rows.true_row(row);
+        const float* x = packed.k.rows.row(row);
         for (int64_t c = 0; c < D; ++c) d[c] = twice * (d[c] - sum * x[c]);
       }
       store_row(dk, key, d);

@@ -184,7 +184,8 @@ void prepare_operand(const Score& score, int64_t columns, Operand& operand) {
                           for (int64_t r = 0; r < count; ++r) {
                             const double norm = std::sqrt(square(r));
                             if (norm == 0) continue;
-                            operand.inverse[r] = 1 / norm;
+                            // A row with infinity has no direction; 0 would make it a zero vector.
+                            operand.inverse[r] = std::isinf(norm) ? std::nan("") : 1 / norm;
                             // Either the row itself, or what stands beside its zeros.
                             float* x = const_cast<float*>(rows.true_row(r));
                             for (int64_t d = 0; d < columns; ++d)

@@ -90,6 +90,7 @@ void weighted_rows(int64_t count, int64_t width, const float* weights, const uin
                    bool dropped, const Rows& rows, int64_t first, float* out) {
   const int64_t ld = rows.ld;
   gemm_nn(padded_rows(count), ld, width, {weights, width}, rows.view(first), out, ld);
+  if (!part) return;
   for (int64_t row : rows.odd) {
     const int64_t j = row - first;
     if (j < 0 || j >= width) continue;
@@ -106,6 +107,7 @@ void weighted_columns(int64_t count, int64_t width, const float* weights, const 
                       bool dropped, const Rows& rows, float* out) {
   const int64_t ld = rows.ld;
   gemm_tn(width, ld, padded_rows(count), {weights, width}, rows.view(0), out, ld);
+  if (!part) return;
   for (int64_t r : rows.odd) {
     if (r >= count) continue;
     const float* x = rows.true_row(r);
