@@ -18,6 +18,8 @@ static_assert(std::endian::native == std::endian::little,
               "tensors are stored little-endian and mapped as they are");
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the reference implementation
+// Far above any model: keeps what a header costs in memory near its own size.
+constexpr size_t kMaxEntries = 200'000;
 
 struct NamedType {
   const char* name;
@@ -61,12 +63,16 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool number_unsigned(number_unsigned_t value) override {
     if (list_ == nullptr) return refuse("a number");
+    require<FormatError>(list_->size() < Dims::kMaxRank,
+                         "{}: tensor {}: {} has more than {} numbers", file_, in_quotes(name_),
+                         key_, Dims::kMaxRank);
     list_->push_back(value);
     return true;
   }
 
   bool string(string_t& value) override {
     if (depth_ == 2 && in_metadata_) {
+      check_count(metadata.size());
       const bool fresh = metadata.emplace(key_, value).second;
       require<FormatError>(fresh, "{}: metadata key {} stands twice", file_, in_quotes(key_));
       return true;
@@ -93,6 +99,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     name_ = key_;
+    check_count(entries.size());
     const auto [at, fresh] = entries.emplace(name_, Entry{});
     require<FormatError>(fresh, "{}: tensor {} stands twice", file_, in_quotes(name_));
     entry_ = &at->second;
@@ -146,6 +153,9 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
+  void check_count(size_t so_far) const {
+    require<FormatError>(so_far < kMaxEntries, "{}: more than {} entries", file_, kMaxEntries);
+  }
   bool refuse(const char* what) const {
     if (depth_ == 0) throw FormatError(fmt::format("{}: the header is not an object", file_));
     throw FormatError(fmt::format("{}: header entry {}: {} where it does not belong", file_,
@@ -172,8 +182,6 @@ Dims checked_shape(const Entry& entry, uint64_t data_size, const std::string& wh
   require<FormatError>(begin <= end, "{}: data_offsets [{}, {}] run backwards", where, begin, end);
   require<FormatError>(end <= data_size, "{}: data_offsets [{}, {}] end beyond the file's {} bytes",
                        where, begin, end, data_size);
-  require<FormatError>(entry.shape.size() <= Dims::kMaxRank, "{}: {} dimensions, at most {}", where,
-                       entry.shape.size(), Dims::kMaxRank);
   Dims shape;
   // `span` counts a zero as one: it bounds the strides, which must not overflow either.
   int64_t span = static_cast<int64_t>(size_of(*entry.dtype));
@@ -323,8 +331,10 @@ void write_safetensors(const std::filesystem::path& path,
   }
   header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');  // the format pads with spaces
-  require(header.size() < kMaxHeader, "write_safetensors: {} tensors need a header of {} bytes",
-          tensors.size(), header.size());
+  require(
+      header.size() < kMaxHeader && tensors.size() <= kMaxEntries && metadata.size() <= kMaxEntries,
+      "write_safetensors: {} tensors, {} metadata entries and a header of {} bytes are too many",
+      tensors.size(), metadata.size(), header.size());
 
   AtomicFile file(path);
   const uint64_t header_size = header.size();

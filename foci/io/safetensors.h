@@ -22,8 +22,9 @@ struct Safetensors {
 // Maps the file and checks every name, dtype, shape, offset and length before any tensor is made.
 // Throws IoError if it cannot be read, FormatError (naming file and tensor) if it lies: header
 // longer than the file or 100 MB, unknown dtype, offsets outside the file, overlapping or with
-// gaps, shape × size ≠ length, duplicate names or keys, unknown keys, more than 8 dimensions,
-// booleans other than 0 and 1. Writing into the tensors does not change the file; see MappedFile.
+// gaps, shape × size ≠ length, duplicate names or keys, unknown keys, booleans other than 0 and 1,
+// more than 8 dimensions or 200,000 entries. Writing into the tensors does not change the file; see
+// MappedFile.
 Safetensors read_safetensors(const std::filesystem::path& path);
 Safetensors parse_safetensors(std::string_view bytes, const std::string& name);  // copies tensors
 

@@ -44,10 +44,13 @@ SplitIndices split_digits() {
 }  // namespace
 
 std::vector<Digit> parse_digits(std::string_view gzipped_csv, const std::string& name) {
-  const std::string text = gunzip(gzipped_csv, name, uint64_t{16} << 20);
+  return parse_digit_lines(gunzip(gzipped_csv, name, uint64_t{16} << 20), name);
+}
+
+std::vector<Digit> parse_digit_lines(std::string_view csv, const std::string& name) {
   std::vector<Digit> all;
-  const char* at = text.data();
-  const char* const end = at + text.size();
+  const char* at = csv.data();
+  const char* const end = at + csv.size();
   constexpr int kNumbers = Digit::kSide * Digit::kSide + 1;
   while (at < end) {
     Digit digit;

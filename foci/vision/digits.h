@@ -26,8 +26,9 @@ const std::vector<Digit>& digits();
 // and for all: no option or seed moves a digit from one side to the other.
 const std::vector<int64_t>& digit_indices(Split split);
 
-// Lines of 64 numbers 0–16 and a label 0–9, separated by commas and packed with gzip. Throws
+// Lines of 64 numbers 0–16 and a label 0–9, separated by commas, plain or packed with gzip. Throw
 // FormatError naming `name` and the line.
+std::vector<Digit> parse_digit_lines(std::string_view csv, const std::string& name);
 std::vector<Digit> parse_digits(std::string_view gzipped_csv, const std::string& name);
 
 }  // namespace foci::vision

@@ -21,6 +21,23 @@ double within(Rng& rng, double range) {
   return range * (2 * rng.uniform() - 1);
 }
 
+// Sine and cosine of an angle within ±π, good to 1e-9. The library's own may differ in the last bit
+// from machine to machine, and scenes may not.
+struct SinCos {
+  double sin, cos;
+};
+SinCos sin_cos(double angle) {
+  SinCos sum{0, 0};
+  double term = 1;  // angle^n / n!, with the sign of its place in the two series
+  for (int n = 0; n < 24; n += 2) {
+    sum.cos += term;
+    term *= angle / (n + 1);
+    sum.sin += term;
+    term *= -angle / (n + 2);
+  }
+  return sum;
+}
+
 // A digit seen through a random change, drawn once: ink at any (y, x), 0 to 1.
 class Drawing {
  public:
@@ -34,8 +51,9 @@ class Drawing {
     down_ = within(rng, by.shift);
     right_ = within(rng, by.shift);
     strength_ = static_cast<float>(1 + within(rng, by.intensity));
-    cos_ = std::cos(angle) / size;
-    sin_ = std::sin(angle) / size;
+    const SinCos turn = sin_cos(angle);
+    cos_ = turn.cos / size;
+    sin_ = turn.sin / size;
   }
 
   float ink(int64_t y, int64_t x) const {

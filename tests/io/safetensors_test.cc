@@ -160,7 +160,7 @@ TEST(Safetensors, EachLieHasItsMessage) {
   expect_refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}})", 4, "3 numbers");
   expect_refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,null]}})", 4, "null");
   expect_refused(R"({"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})", 1,
-                 "9 dimensions");
+                 "shape has more than 8 numbers");
   expect_refused(R"({"a":{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]},)"
                  R"("b":{"dtype":"U8","shape":[1],"data_offsets":[2,1]}})",
                  2, "backwards");
@@ -217,6 +217,21 @@ TEST(Safetensors, DeepNestingIsRefusedWhereItBegins) {
     for (int i = 0; i < 200'000; ++i) header += opening;
     refusal(file_of(header, 0));
   }
+}
+
+TEST(Safetensors, EntriesWithoutEndAreRefused) {
+  std::string tensors = "{", metadata = R"({"__metadata__":{)", numbers = R"({"a":{"shape":[)";
+  for (int i = 0; i < 200'001; ++i) {
+    const std::string name = "\"" + std::to_string(i) + "\":";
+    tensors += name + R"({"dtype":"U8","shape":[0],"data_offsets":[0,0]},)";
+    metadata += name + "\"\",";
+    numbers += "1,";
+  }
+  tensors.pop_back();
+  metadata.pop_back();
+  expect_refused(tensors + "}", 0, "more than 200000 entries");
+  expect_refused(metadata + "}}", 0, "more than 200000 entries");
+  expect_refused(numbers + "1]}}", 0, "more than 8 numbers");
 }
 
 TEST(Safetensors, HostileNamesDoNotReachTheMessage) {

@@ -112,6 +112,12 @@ TEST(Digits, DamagedFilesNeverHurt) {
   EXPECT_EQ(testing::truncate_everywhere(small, 1, read).accepted, 0);
   testing::flip_bits(small, 1, read);
   testing::scramble(small, 2000, read);
+  // Behind the checksum.
+  const std::string lines = line(3, 1) + line(16, 2);
+  const auto read_lines = [](std::string_view b) { parse_digit_lines(b, "f"); };
+  testing::truncate_everywhere(lines, 1, read_lines);
+  testing::flip_bits(lines, 1, read_lines);
+  testing::scramble(lines, 2000, read_lines);
 }
 
 }  // namespace
