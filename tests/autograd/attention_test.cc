@@ -2,7 +2,6 @@
 // values, statistics with their gradients; and its double form against finite differences.
 #include <gtest/gtest.h>
 
-#include "autograd/engine.h"
 #include "autograd/gradient_check.h"
 #include "foci/autograd/ops.h"
 #include "foci/reference/attention.h"
@@ -230,7 +229,6 @@ TEST_P(AttentionOp, DoubleAgainstOracle) {
   against_oracle<double>(GetParam(), 1e-10);
 }
 TEST_P(AttentionOp, FloatAgainstOracle) {
-  FOCI_NEEDS_ENGINE();
   against_oracle<float>(GetParam(), 2e-5);
 }
 
@@ -238,7 +236,6 @@ INSTANTIATE_TEST_SUITE_P(Cases, AttentionOp, ::testing::ValuesIn(wide_cases()),
                          [](const auto& one) { return one.param.name; });
 
 TEST(AttentionOpViews, OneProjectionSlicedInThree) {
-  FOCI_NEEDS_ENGINE();
   // q, k and v as views of one [B, N, 3·C] tensor give the same as three tensors, and the
   // gradient lands in the one.
   testing::check_operator(
@@ -253,7 +250,6 @@ TEST(AttentionOpViews, OneProjectionSlicedInThree) {
 }
 
 TEST(AttentionOpScale, IsLearned) {
-  FOCI_NEEDS_ENGINE();
   for (int64_t count : {1, 2}) {
     testing::check_operator(
         {random_tensor({1, 3, 4}, 1), random_tensor({1, 3, 4}, 2), random_tensor({1, 3, 4}, 3),

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "autograd/engine.h"
 #include "autograd/gradient_check.h"
 #include "foci/nn/encoder.h"
 #include "foci/nn/observe.h"
@@ -137,7 +136,6 @@ TEST(Modules, AttentionConfigErrors) {
 // reported_cases.md row 58: the last key is padded in every sample, the output keeps its shape, and
 // training (without dropout) and inference agree.
 TEST(ReportedCases, PaddedEncoderKeepsItsLength) {
-  FOCI_NEEDS_ENGINE();
   Encoder<float> encoder(small(true));
   encoder.reset(1);
   AttentionInputs masks;
@@ -155,7 +153,6 @@ TEST(ReportedCases, PaddedEncoderKeepsItsLength) {
 
 // reported_cases.md row 61: dropout is off in inference.
 TEST(ReportedCases, DropoutIsOffInInference) {
-  FOCI_NEEDS_ENGINE();
   EncoderConfig with = small(true);
   with.dropout = 0.5;
   with.attention.spec.dropout = Dropout{0.5};
@@ -192,7 +189,6 @@ TEST(ReportedCases, LayerNormOfConstantAndLargeMeanRows) {
 }
 
 TEST(Packing, EqualsItsMembersOneByOneBitForBit) {
-  FOCI_NEEDS_ENGINE();
   EncoderConfig config = small(true);
   config.attention.channels = 24;
   config.feed_forward = 40;

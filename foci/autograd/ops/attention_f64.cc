@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "foci/core/rng.h"
 
@@ -29,11 +30,32 @@ struct Row {
   bool empty = true;
 };
 
+// Where each token stands in its segment, and how many tokens each segment has.
+struct Places {
+  std::vector<int64_t> place;  // [B, tokens]
+  std::map<std::pair<int64_t, int32_t>, int64_t> size;
+
+  explicit Places(const Tensor& segments) {
+    if (!segments.defined()) return;
+    for (int64_t b = 0; b < segments.dim(0); ++b) {
+      for (int64_t i = 0; i < segments.dim(1); ++i) {
+        place.push_back(size[{b, segments.at<int32_t>(b, i)}]++);
+      }
+    }
+  }
+  int64_t size_of(int64_t b, int32_t segment) const {
+    const auto it = size.find({b, segment});
+    return it == size.end() ? 0 : it->second;
+  }
+};
+
 class Attention {
  public:
   Attention(const AttentionSpec& spec, const AttentionInputs& in)
       : spec_(spec),
         in_(in),
+        queries_(in.q_segments),
+        keys_(in.k_segments),
         B(in.q.dim(0)),
         H(in.q.dim(1)),
         Hk(in.k.dim(1)),
@@ -188,17 +210,10 @@ class Attention {
     if (has_mask<Segments>(spec_)) {
       const int32_t segment = in_.q_segments.at<int32_t>(b, i);
       if (in_.k_segments.at<int32_t>(b, j) != segment) return false;
-      n = m = qi = kj = 0;
-      for (int64_t x = 0; x < N; ++x) {
-        const bool mine = in_.q_segments.at<int32_t>(b, x) == segment;
-        n += mine;
-        qi += mine && x < i;
-      }
-      for (int64_t x = 0; x < M; ++x) {
-        const bool mine = in_.k_segments.at<int32_t>(b, x) == segment;
-        m += mine;
-        kj += mine && x < j;
-      }
+      n = queries_.size_of(b, segment);
+      m = keys_.size_of(b, segment);
+      qi = queries_.place[static_cast<size_t>(b * N + i)];
+      kj = keys_.place[static_cast<size_t>(b * M + j)];
     }
     const auto position = [&](Align align) {
       switch (align) {
@@ -312,6 +327,7 @@ class Attention {
   const AttentionSpec& spec_;
   const AttentionInputs& in_;
   Tensor bias_, keep_;
+  Places queries_, keys_;
   double alpha_ = 2;
 
  public:

@@ -1,0 +1,292 @@
+// The vision transformer: packed against one by one, gradients, what look() reads, its folder.
+#include "foci/models/vit/vit.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "autograd/gradient_check.h"
+#include "foci/io/safetensors.h"
+#include "foci/nn/checkpoint.h"
+
+namespace foci {
+namespace {
+
+using testing::random_tensor;
+
+VitConfig small(Pooling pooling) {
+  VitConfig c;
+  c.patch = 2;
+  c.classes = {"a", "b", "c"};
+  c.width = 12;
+  c.layers = 2;
+  c.heads = 3;
+  c.feed_forward = 20;
+  c.pooling = pooling;
+  c.position_rows = 3;
+  c.position_cols = 4;
+  return c;
+}
+
+constexpr Pooling kPoolings[] = {Pooling::mean, Pooling::class_token, Pooling::attention};
+const std::vector<PatchGrid> kGrids = {{3, 4}, {1, 1}, {5, 2}, {4, 4}};
+constexpr int64_t kPatches = 12 + 1 + 10 + 16;
+
+class Folder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() /
+              ("foci-vit-" + std::to_string(::getpid()) + "-" +
+               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::filesystem::path folder_;
+};
+
+template <class E>
+void expect_error(const std::function<void()>& act, const std::vector<std::string>& parts) {
+  try {
+    act();
+    FAIL() << "nothing was thrown";
+  } catch (const E& e) {
+    for (const std::string& part : parts) {
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << part << " in " << e.what();
+    }
+  }
+}
+
+TEST(VitTest, PackedEqualsOneByOneBitForBit) {
+  const Tensor patches = random_tensor({kPatches, 4}, 1).to(DType::f32);
+  for (Pooling pooling : kPoolings) {
+    Vit<float> model(small(pooling));
+    model.reset(3);
+    const auto packed = model.look(patches, kGrids);
+    ASSERT_EQ(packed.logits.shape(), (Dims{4, 3}));
+    for (size_t p = 0, at = 0; p < kGrids.size(); ++p) {
+      const auto n = static_cast<size_t>(kGrids[p].first * kGrids[p].second);
+      const auto alone = model.look(
+          patches.slice(0, static_cast<int64_t>(at), static_cast<int64_t>(at + n)), {kGrids[p]});
+      for (int64_t c = 0; c < 3; ++c) {
+        EXPECT_EQ(alone.logits.at<float>(0, c), packed.logits.at<float>(p, c))
+            << name_of(pooling) << " picture " << p;
+      }
+      for (int64_t i = 0; i < alone.pictures[0].maps.numel(); ++i) {
+        EXPECT_EQ(alone.pictures[0].maps.span<float>()[i], packed.pictures[p].maps.span<float>()[i])
+            << name_of(pooling) << " picture " << p;
+      }
+      at += n;
+    }
+  }
+}
+
+TEST(VitTest, FloatFollowsDouble) {
+  const Tensor patches = random_tensor({kPatches, 4}, 1);
+  for (Pooling pooling : kPoolings) {
+    Vit<double> exact(small(pooling));
+    exact.reset(3);
+    Vit<float> single(small(pooling));
+    nn::copy_parameters(exact, single);
+    EXPECT_LT(testing::difference(single.look(patches, kGrids).logits,
+                                  exact.look(patches, kGrids).logits),
+              2e-5);
+  }
+}
+
+// Along one random direction through all parameters at once.
+TEST(VitTest, GradientsByFiniteDifferences) {
+  const Tensor patches = random_tensor({kPatches, 4}, 1);
+  for (Pooling pooling : kPoolings) {
+    Vit<double> model(small(pooling));
+    model.reset(3);
+    const auto loss_of = [&](Tape<double>& tape) {
+      nn::Context<double> context{tape};
+      return ops::softmax_cross_entropy(
+          tape, model.forward(context, tape.constant(patches), kGrids), {0, 2, 1, 1}, 0.1);
+    };
+    Tape<double> tape;
+    tape.backward(loss_of(tape));
+    const auto parameters = model.parameters();
+    std::vector<Tensor> kept, directions;
+    double slope = 0;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      ASSERT_TRUE(parameters[i]->grad.defined()) << parameters[i]->name;
+      kept.push_back(parameters[i]->value.clone());
+      directions.push_back(random_tensor(kept[i].shape(), 50 + i));
+      for (int64_t j = 0; j < kept[i].numel(); ++j) {
+        slope += parameters[i]->grad.span<double>()[j] * directions[i].span<double>()[j];
+      }
+    }
+    double sides[2];
+    const double h = 1e-6;  // the class token is small before the first norm, which is stiff there
+    for (int s : {0, 1}) {
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        for (int64_t j = 0; j < kept[i].numel(); ++j) {
+          parameters[i]->value.span<double>()[j] =
+              kept[i].span<double>()[j] + (s ? -h : h) * directions[i].span<double>()[j];
+        }
+      }
+      Tape<double> off(false);
+      sides[s] = loss_of(off).value().item();
+    }
+    const double want = (sides[0] - sides[1]) / (2 * h);
+    EXPECT_NEAR(slope, want, 1e-6 * std::max(1.0, std::abs(want))) << name_of(pooling);
+  }
+}
+
+TEST(VitTest, LookReadsTheWeightsOfTheQueryThatPools) {
+  const Tensor patches = random_tensor({kPatches, 4}, 1);
+  for (Pooling pooling : kPoolings) {
+    Vit<double> model(small(pooling));
+    model.reset(3);
+    const auto look = model.look(patches, kGrids);
+    ASSERT_EQ(look.pictures.size(), kGrids.size());
+    const int64_t extra = pooling == Pooling::class_token;
+    for (size_t p = 0, at = 0; p < kGrids.size(); ++p) {
+      const int64_t P = kGrids[p].first * kGrids[p].second;
+      const Tensor own = patches.slice(0, static_cast<int64_t>(at), static_cast<int64_t>(at) + P);
+      at += static_cast<size_t>(P);
+      const PictureAttention& seen = look.pictures[p];
+      ASSERT_EQ(seen.maps.shape(), (Dims{model.map_layers(), 3, P}));
+      // From exact rows: the class token's, or the mean over all.
+      std::vector<Tensor> rows;
+      for (int64_t i = 0; i < P + extra; ++i) rows.push_back(model.weights(own, kGrids[p], i));
+      for (int64_t l = 0; l < 2; ++l) {
+        for (int64_t h = 0; h < 3; ++h) {
+          double entropy = 0;
+          for (const Tensor& row : rows) {
+            for (int64_t j = 0; j < P + extra; ++j) {
+              const double w = row.item({l, h, j});
+              if (w > 0) entropy -= w * std::log(w) / static_cast<double>(rows.size());
+            }
+          }
+          EXPECT_NEAR(seen.entropy.at<float>(l, h), entropy, 1e-6);
+          for (int64_t j = 0; j < P; ++j) {
+            double want = 0;
+            for (const Tensor& row : rows) want += row.item({l, h, j + extra}) / double(P);
+            if (extra) want = rows[0].item({l, h, j + 1});
+            EXPECT_NEAR(seen.maps.at<float>(l, h, j), want, 1e-6);
+          }
+        }
+      }
+      if (pooling == Pooling::attention) {
+        for (int64_t h = 0; h < 3; ++h) {
+          double sum = 0;
+          for (int64_t j = 0; j < P; ++j) sum += seen.maps.at<float>(2, h, j);
+          EXPECT_NEAR(sum, 1, 1e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST(VitTest, RefusesPatchesThatDoNotFitTheGrids) {
+  Vit<float> model(small(Pooling::mean));
+  expect_error<ArgumentError>(
+      [&] {
+        model.look(Tensor::zeros({5, 4}), {{2, 3}});
+      },
+      {"5 patches", "the grids hold 6"});
+  expect_error<ArgumentError>(
+      [&] {
+        model.look(Tensor::zeros({6, 5}), {{2, 3}});
+      },
+      {"[6, 5]", "[patches, 4]"});
+  expect_error<ArgumentError>([&] { model.look(Tensor::zeros({0, 4}), {{0, 3}}); }, {"grid"});
+}
+
+TEST(VitConfigTest, JsonRoundTrip) {
+  VitConfig c = small(Pooling::attention);
+  c.dropout = 0.1;
+  c.classes = {"ein \"Wort\"", "ü", "3"};
+  c.attention.normalizer = Sparsemax{};
+  EXPECT_EQ(vit_config_from_json(vit_config_to_json(c), "c"), c);
+}
+
+TEST(VitConfigTest, NamesWhatIsWrong) {
+  const std::string good = vit_config_to_json(small(Pooling::mean));
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string s = good;
+    const size_t at = s.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return s.replace(at, from.size(), to);
+  };
+  const auto read = [](const std::string& text) {
+    return [text] { vit_config_from_json(text, "x/config.json"); };
+  };
+  expect_error<FormatError>(read("{"), {"x/config.json", "not JSON"});
+  expect_error<FormatError>(read("[]"), {"object"});
+  expect_error<FormatError>(read(with("\"patch_size\"", "\"patch\"")), {"patch_size is missing"});
+  expect_error<FormatError>(read(with("\"hidden_size\": 12", "\"hidden_size\": \"12\"")),
+                            {"hidden_size holds \"12\""});
+  expect_error<FormatError>(read(with("\"hidden_size\": 12", "\"hidden_size\": 13")),
+                            {"x/config.json", "heads: 3"});
+  expect_error<FormatError>(read(with("\"hidden_size\": 12", "\"hidden_size\": 9999999999999")),
+                            {"width"});
+  expect_error<FormatError>(read(with("\"mean\"", "\"median\"")), {"pooling holds \"median\""});
+  expect_error<FormatError>(read(with("foci-vit", "bert")), {"model_type is \"bert\""});
+  expect_error<FormatError>(read(with("\"1\": \"b\"", "\"7\": \"b\"")), {"id2label"});
+}
+
+TEST_F(Folder, RoundTrip) {
+  Vit<float> model(small(Pooling::class_token));
+  model.reset(8);
+  save_vit(folder_ / "deep" / "er", model);
+  const auto loaded = load_vit(folder_ / "deep" / "er");
+  EXPECT_EQ(loaded->config(), model.config());
+  const auto a = model.parameters(), b = loaded->parameters();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i]->name, b[i]->name);
+    EXPECT_EQ(testing::difference(a[i]->value, b[i]->value), 0) << a[i]->name;
+  }
+}
+
+TEST_F(Folder, ErrorsNameWhatIsMissing) {
+  expect_error<IoError>([&] { load_vit(folder_ / "nowhere"); },
+                        {"nowhere", "no such model folder"});
+  expect_error<IoError>([&] { load_vit(folder_); }, {"no config.json"});
+  Vit<float> model(small(Pooling::mean));
+  save_vit(folder_, model);
+  std::filesystem::remove(folder_ / "model.safetensors");
+  expect_error<IoError>([&] { load_vit(folder_); }, {"model.safetensors"});
+}
+
+TEST_F(Folder, ACheckpointOfAnotherShapeNamesTensorAndShapes) {
+  Vit<float> model(small(Pooling::mean));
+  model.reset(1);
+  save_vit(folder_, model);
+  VitConfig wide = small(Pooling::mean);
+  wide.feed_forward = 24;
+  Vit<float> other(wide);
+  other.reset(2);
+  const Tensor before = other.parameters()[0]->value.clone();
+  expect_error<FormatError>([&] { nn::load_parameters(folder_ / "model.safetensors", other); },
+                            {"encoder.layer.0.intermediate.weight", "[20, 12]", "[24, 12]"});
+  EXPECT_EQ(testing::difference(other.parameters()[0]->value, before), 0);  // nothing half loaded
+  VitConfig deep = small(Pooling::mean);
+  deep.layers = 3;
+  Vit<float> more(deep);
+  expect_error<FormatError>([&] { nn::load_parameters(folder_ / "model.safetensors", more); },
+                            {"encoder.layer.2.", "missing"});
+  deep.layers = 1;
+  Vit<float> fewer(deep);
+  expect_error<FormatError>([&] { nn::load_parameters(folder_ / "model.safetensors", fewer); },
+                            {"encoder.layer.1.", "no place"});
+}
+
+TEST_F(Folder, AFileThatIsNoTrainingStateIsRefused) {
+  Vit<float> model(small(Pooling::mean));
+  save_vit(folder_, model);
+  nn::FlatParameters flat(model.parameters());
+  nn::AdamW optimiser(flat, {});
+  expect_error<FormatError>(
+      [&] { nn::load_training(folder_ / "model.safetensors", flat, optimiser); },
+      {"model.safetensors"});
+  nn::save_training(folder_ / "t.safetensors", flat, optimiser, {{"step", "4"}});
+  EXPECT_EQ(nn::load_training(folder_ / "t.safetensors", flat, optimiser).at("step"), "4");
+}
+
+}  // namespace
+}  // namespace foci
