@@ -24,6 +24,33 @@ void axpy<double>(int64_t n, double scale, const double* x, double* y) {
   for (int64_t i = 0; i < n; ++i) y[i] += scale * x[i];
 }
 
+namespace {
+
+// Calls row(to, from) for each row of the last dimension of two tensors of one shape.
+template <class T, class F>
+void for_rows(const Tensor& to, const Tensor& from, const F& row) {
+  const int rank = to.rank();
+  const Dims shape = to.shape(), a = to.strides(), b = from.strides();
+  const int64_t rows = to.numel() / shape.back();
+  T* const x = to.data<T>();
+  const T* const y = from.data<T>();
+  constexpr int64_t kRows = 64;  // a task long enough to be worth handing to a thread
+  parallel_for((rows + kRows - 1) / kRows, [&](int64_t task) {
+    for (int64_t r = task * kRows; r < std::min(rows, (task + 1) * kRows); ++r) {
+      int64_t rest = r, at = 0, bt = 0;
+      for (int d = rank - 2; d >= 0; --d) {
+        const int64_t index = rest % shape[d];
+        rest /= shape[d];
+        at += index * a[d];
+        bt += index * b[d];
+      }
+      row(x + at, y + bt);
+    }
+  });
+}
+
+}  // namespace
+
 template <class T>
 void add_into(const Tensor& into, const Tensor& g) {
   require(into.shape() == g.shape(), "add_into: shapes {} and {}", into.shape().str(),
@@ -33,29 +60,27 @@ void add_into(const Tensor& into, const Tensor& g) {
     axpy<T>(into.numel(), T{1}, g.data<T>(), into.data<T>());
     return;
   }
-  // Rows of the last dimension; the others are counted through as one index.
-  const int rank = into.rank();
-  const int64_t width = into.dim(-1);
-  const int64_t rows = into.numel() / width;
-  const int64_t to_step = into.stride(-1), from_step = g.stride(-1);
-  T* const to = into.data<T>();
-  const T* const from = g.data<T>();
-  constexpr int64_t kRows = 64;  // a task long enough to be worth handing to a thread
-  parallel_for((rows + kRows - 1) / kRows, [&](int64_t task) {
-    for (int64_t row = task * kRows; row < std::min(rows, (task + 1) * kRows); ++row) {
-      int64_t rest = row, a = 0, b = 0;
-      for (int d = rank - 2; d >= 0; --d) {
-        const int64_t index = rest % into.dim(d);
-        rest /= into.dim(d);
-        a += index * into.stride(d);
-        b += index * g.stride(d);
-      }
-      for (int64_t c = 0; c < width; ++c) to[a + c * to_step] += from[b + c * from_step];
-    }
+  const int64_t width = into.dim(-1), to_step = into.stride(-1), from_step = g.stride(-1);
+  for_rows<T>(into, g, [=](T* to, const T* from) {
+    for (int64_t c = 0; c < width; ++c) to[c * to_step] += from[c * from_step];
   });
 }
+
+template <class T>
+void copy_rows(const Tensor& to, const Tensor& from) {
+  require(to.shape() == from.shape(), "copy_rows: shapes {} and {}", to.shape().str(),
+          from.shape().str());
+  if (to.numel() == 0) return;
+  const int64_t width = to.dim(-1), to_step = to.stride(-1), from_step = from.stride(-1);
+  for_rows<T>(to, from, [=](T* x, const T* y) {
+    for (int64_t c = 0; c < width; ++c) x[c * to_step] = y[c * from_step];
+  });
+}
+
 template void add_into<float>(const Tensor&, const Tensor&);
 template void add_into<double>(const Tensor&, const Tensor&);
+template void copy_rows<float>(const Tensor&, const Tensor&);
+template void copy_rows<double>(const Tensor&, const Tensor&);
 
 double sum_of_squares(int64_t n, const float* x) {
   return kernels::sum_of_squares(current_target(), n, x);

@@ -15,6 +15,9 @@ void axpy(int64_t n, T scale, const T* x, T* y);  // y += scale · x
 // into += g, of equal shapes, any strides
 template <class T>
 void add_into(const Tensor& into, const Tensor& g);
+// to = from, likewise; on all threads
+template <class T>
+void copy_rows(const Tensor& to, const Tensor& from);
 
 // Σ x² in double, in a fixed order.
 double sum_of_squares(int64_t n, const float* x);

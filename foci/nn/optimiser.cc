@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "foci/autograd/elementwise.h"
@@ -46,6 +47,10 @@ Tensor FlatParameters::part(const Tensor& flat, size_t i) const {
           flat.shape().str(), values_.shape().str());
   const Dims& shape = parameters_[i]->value.shape();
   return flat.slice(0, begin_[i], begin_[i] + shape.product()).reshape(shape);
+}
+
+void FlatParameters::zero_grads() {
+  std::memset(grads_.raw(), 0, grads_.nbytes());
 }
 
 double FlatParameters::grad_norm() const {

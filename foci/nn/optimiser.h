@@ -18,7 +18,7 @@ class FlatParameters {
   const Tensor& values() const { return values_; }
   const Tensor& grads() const { return grads_; }
   int64_t decayed() const { return decayed_; }  // length of the part with weight decay
-  void zero_grads() { grads_.fill(0); }
+  void zero_grads();
   // √Σ g² over all parameters, summed in a fixed order.
   double grad_norm() const;
   // The part of a flat tensor of this length that belongs to parameter i, in its shape.

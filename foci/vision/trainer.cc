@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -21,11 +22,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 int64_t argmax(const Tensor& rows, int64_t row) {
-  int64_t best = 0;
-  for (int64_t c = 1; c < rows.dim(1); ++c) {
-    if (rows.at<float>(row, c) > rows.at<float>(row, best)) best = c;
-  }
-  return best;
+  const std::span<const float> all = rows.span<float>();
+  const auto classes = static_cast<std::ptrdiff_t>(rows.dim(1));
+  const auto first = all.begin() + row * classes;
+  return std::max_element(first, first + classes) - first;
 }
 
 std::vector<int64_t> labels_of(const Batch& batch) {

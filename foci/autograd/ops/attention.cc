@@ -71,6 +71,20 @@ void put(const std::shared_ptr<detail::GradSlot<T>>& slot, const Tensor& g) {
   if (slot && g.defined()) slot->add(g.to(dtype_v<T>).reshape(slot->shape), false);
 }
 
+// g [B, heads, N, size] to where [B, N, heads·size] collects.
+template <class T>
+void put_heads(const std::shared_ptr<detail::GradSlot<T>>& slot, const Tensor& g) {
+  if (!slot) return;
+  const int64_t heads = g.dim(1);
+  if (slot->has() || slot->base) {
+    add_into<T>(split_heads(slot->buffer(), heads, heads), g);
+  } else {
+    Tensor first = Tensor::empty(slot->shape, dtype_v<T>);
+    copy_rows<T>(split_heads(first, heads, heads), g);
+    slot->add(first, true);
+  }
+}
+
 }  // namespace
 
 template <class T>
@@ -164,15 +178,12 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
                 if (coverage) up.dcoverage = coverage->grad;
                 if (max_weight) up.dmax_weight = max_weight->grad;
                 const AttentionGradients g = engine.backward(out, up, wanted);
-                if (dq) add_into<T>(split_heads(dq->buffer(), H, H), g.dq);
-                if (dk) add_into<T>(split_heads(dk->buffer(), Hk, Hk), g.dk);
-                if (dv) {
-                  const Tensor into = split_heads(dv->buffer(), value_heads, value_heads);
-                  if (value_heads == Hk) {
-                    add_into<T>(into, g.dv);
-                  } else {  // one projection for all heads: their gradients add up, in order
-                    for (int64_t h = 0; h < Hk; ++h) add_into<T>(into, g.dv.slice(1, h, h + 1));
-                  }
+                put_heads<T>(dq, g.dq);
+                put_heads<T>(dk, g.dk);
+                if (value_heads == Hk) {
+                  put_heads<T>(dv, g.dv);
+                } else {  // one projection for all heads: their gradients add up, in order
+                  for (int64_t h = 0; h < Hk; ++h) put_heads<T>(dv, g.dv.slice(1, h, h + 1));
                 }
                 put<T>(dbias, g.dbias);
                 put<T>(dslopes, g.dslopes);
