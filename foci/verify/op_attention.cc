@@ -31,6 +31,8 @@ Tensor joined(const Tensor& past, const Tensor& now, const char* name) {
 Tensor padded(const Tensor& mask, int64_t keys) {
   require(mask.rank() >= 1 && mask.rank() <= 4, "mask: shape {} given, 1 to 4 dimensions are right",
           mask.shape().str());
+  require(mask.dtype() == DType::boolean || is_floating(mask.dtype()),
+          "mask: {} given, bool or a floating type is needed", name_of(mask.dtype()));
   const int64_t columns = mask.shape().back();
   require(columns <= keys, "mask: shape {} given, but there are only {} keys", mask.shape().str(),
           keys);

@@ -80,6 +80,8 @@ TEST_F(Onnx, ShortMasksHideTheRest) {
             "passed");
   EXPECT_EQ(attention("{}", 1, 4, {1}, {{"in.mask", Tensor::zeros({1, 5})}}),
             "failed: refused: mask: shape [1, 5] given, but there are only 4 keys");
+  EXPECT_EQ(attention("{}", 1, 4, {1}, {{"in.mask", Tensor::zeros({1, 4}, DType::i64)}}),
+            "failed: refused: mask: int64 given, bool or a floating type is needed");
 }
 
 TEST_F(Onnx, ScoresAtEachStage) {
