@@ -3,14 +3,12 @@
 #include "foci/kernels/dense.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "foci/core/threads.h"
 #include "foci/kernels/dense_ops.h"
 #include "foci/kernels/gemm.h"
+#include "foci/kernels/scratch.h"
 
 namespace foci::kernels {
 namespace {
@@ -20,14 +18,23 @@ namespace {
 constexpr int64_t kSerialWork = 1 << 18;
 // Elements of one task of the elementwise operators (64 KB an operand).
 constexpr int64_t kElementsPerTask = 16384;
-// Columns of one block of C: at 256 terms its part of B fills 256 KB, half of a small L2 cache.
+// Columns of one block of C: its part of B fills 384 KB, three quarters of a small L2 cache.
 constexpr int64_t kBlockCols = 256;
 // Rows of one block: from 2 to 8 tiles of 12, 4 to 16 of 6.
 constexpr int64_t kMinBlockRows = 24;
 constexpr int64_t kMaxBlockRows = 96;
-// Rows of one block of a weight gradient, and blocks below which its sum is cut as well.
-constexpr int64_t kWeightBlockRows = 192;
-constexpr int64_t kWeightTasks = 16;
+// Rows and columns of one block of a weight gradient, and the number of blocks below which the sum
+// is cut as well.
+constexpr int64_t kWeightBlockRows = 96;
+constexpr int64_t kWeightBlockCols = 256;
+constexpr int64_t kWeightTasks = 8;
+// Up to this many elements between rows, a block's rows share pages and spread over cache sets.
+constexpr int64_t kNearStride = 512;
+// Rows whose distance is a multiple of 2 KB fall into at most two groups of L1 cache sets, too few
+// for the twelve that a tile reads at once; such rows are copied to a distance that is odd in
+// lines.
+constexpr int64_t kBadStride = 512;
+constexpr int64_t kCopyStride = kDepthBlock + 16;
 
 int64_t blocks_of(int64_t n, int64_t block) {
   return (n + block - 1) / block;
@@ -36,27 +43,15 @@ int64_t round_up(int64_t n, int64_t multiple) {
   return blocks_of(n, multiple) * multiple;
 }
 
-// 64-byte aligned, not initialised.
-class Scratch {
- public:
-  explicit Scratch(int64_t floats)
-      : data_(static_cast<float*>(std::aligned_alloc(
-            64, static_cast<size_t>(round_up(std::max<int64_t>(floats, 1), 16)) * sizeof(float)))) {
-    if (!data_) throw std::bad_alloc();
-  }
-  float* get() const { return data_.get(); }
-
- private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> data_;
-};
-
 // Runs f(begin, end) over [0, n) in blocks.
 template <class F>
 void for_blocks(int64_t n, int64_t block, const F& f) {
   parallel_for(blocks_of(n, block), [&](int64_t i) { f(i * block, std::min(n, (i + 1) * block)); });
+}
+
+void copy_rows(const float* from, int64_t ld_from, int64_t rows, int64_t cols, float* to,
+               int64_t ld_to) {
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(from + r * ld_from, cols, to + r * ld_to);
 }
 
 // Rows of `channels` elements in one task.
@@ -71,28 +66,51 @@ struct Epilogue {
   int64_t ldy = 0;
 };
 
+// Runs the packing of one depth block and part, for all depth blocks and parts.
+template <class F>
+void for_parts(int64_t k, int64_t parts, int64_t columns, const F& pack) {
+  const int64_t tasks = blocks_of(k, kDepthBlock) * parts;
+  const auto run = [&](int64_t task) { pack(task / parts * kDepthBlock, task % parts); };
+  if (columns * k < kSerialWork / 4) {
+    for (int64_t i = 0; i < tasks; ++i) run(i);
+  } else {
+    parallel_for(tasks, run);
+  }
+}
+
+// All of B: for each depth block its panels, one after the other.
+Scratch pack_panels(const GemmKernels& kernels, const Gemm& g) {
+  const bool transposed = g.layout == GemmLayout::nt;
+  const int64_t width = kernels.panel_cols, panels = blocks_of(g.n, width);
+  Scratch packed(panels * width * g.k);
+  for_parts(g.k, panels, g.n, [&](int64_t k, int64_t panel) {
+    const int64_t depth = std::min(kDepthBlock, g.k - k), j = panel * width;
+    kernels.pack(transposed, g.b + (transposed ? j * g.ldb + k : k * g.ldb + j), g.ldb, depth,
+                 std::min(width, g.n - j), packed.get() + (k * panels + panel * depth) * width);
+  });
+  return packed;
+}
+
+// Likewise all of a transposed A, in tiles.
+Scratch pack_tiles(const GemmKernels& kernels, const Gemm& g) {
+  const int64_t height = kernels.tile_rows, tiles = blocks_of(g.m, height);
+  Scratch packed(tiles * height * g.k);
+  for_parts(g.k, tiles, g.m, [&](int64_t k, int64_t tile) {
+    const int64_t depth = std::min(kDepthBlock, g.k - k), i = tile * height;
+    kernels.pack_tile(g.a + k * g.lda + i, g.lda, depth, std::min(height, g.m - i),
+                      packed.get() + (k * tiles + tile * depth) * height);
+  });
+  return packed;
+}
+
 // A's rows lie as rows: B is packed once, then blocks of C are independent.
 void gemm_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
   if (g.m == 0 || g.n == 0) return;
-  const bool transposed = g.layout == GemmLayout::nt;
-  const int64_t width = kernels.panel_cols;
-  const int64_t panels = blocks_of(g.n, width);
-  const int64_t depths = blocks_of(g.k, kDepthBlock);
-  const Scratch packed(panels * width * g.k);
-  const auto pack = [&](int64_t task) {
-    const int64_t k = task / panels * kDepthBlock, panel = task % panels;
-    const int64_t depth = std::min(kDepthBlock, g.k - k), j = panel * width;
-    kernels.pack(transposed, g.b + (transposed ? j * g.ldb + k : k * g.ldb + j), g.ldb, depth,
-                 std::min(width, g.n - j),
-                 packed.get() + k * panels * width + panel * depth * width);
-  };
-  if (g.n * g.k < kSerialWork / 4) {
-    for (int64_t i = 0; i < depths * panels; ++i) pack(i);
-  } else {
-    parallel_for(depths * panels, pack);
-  }
-
-  const int64_t block_cols = round_up(kBlockCols, width);
+  const int64_t width = kernels.panel_cols, panels = blocks_of(g.n, width);
+  const Scratch packed = pack_panels(kernels, g);
+  const bool copy_a = g.m > 1 && g.n > width && g.lda > 0 && g.lda % kBadStride == 0;
+  // Copied rows serve all columns.
+  const int64_t block_cols = round_up(copy_a ? g.n : kBlockCols, width);
   const int64_t col_blocks = blocks_of(g.n, block_cols);
   // About 64 blocks in all, so that any usual number of threads is kept busy.
   int64_t block_rows =
@@ -100,22 +118,31 @@ void gemm_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
   if (g.m * g.n * g.k < kSerialWork) block_rows = g.m;
   parallel_for(col_blocks * blocks_of(g.m, block_rows), [&](int64_t task) {
     const int64_t i = task / col_blocks * block_rows, j = task % col_blocks * block_cols;
-    kernels.block({.m = std::min(block_rows, g.m - i),
-                   .n = std::min(block_cols, g.n - j),
-                   .k = g.k,
-                   .a = g.a + i * g.lda,
-                   .lda = g.lda,
-                   .a_transposed = false,
-                   .b = packed.get(),
-                   .packed_cols = panels * width,
-                   .first_panel = j / width,
-                   .c = g.c + i * g.ldc + j,
-                   .ldc = g.ldc,
-                   .accumulate = g.accumulate,
-                   .bias = e.bias ? e.bias + j : nullptr,
-                   .activation = e.activation,
-                   .y = e.y ? e.y + i * e.ldy + j : nullptr,
-                   .ldy = e.ldy});
+    const int64_t m = std::min(block_rows, g.m - i);
+    const Scratch copy(copy_a ? m * kCopyStride : 0);
+    for (int64_t k = 0; k < g.k || k == 0; k += kDepthBlock) {
+      const int64_t depth = std::min(kDepthBlock, g.k - k);
+      const bool last = k + depth == g.k;
+      const float* a = g.a + i * g.lda + k;
+      if (copy_a) copy_rows(a, g.lda, m, depth, copy.get(), kCopyStride);
+      kernels.block({.m = m,
+                     .n = std::min(block_cols, g.n - j),
+                     .k = depth,
+                     .a = copy_a ? copy.get() : a,
+                     .lda = copy_a ? kCopyStride : g.lda,
+                     .a_transposed = false,
+                     .tile_step = kernels.tile_rows * (copy_a ? kCopyStride : g.lda),
+                     .b = packed.get() + k * panels * width + j * depth,
+                     .ldb = width,
+                     .panel_step = depth * width,
+                     .c = g.c + i * g.ldc + j,
+                     .ldc = g.ldc,
+                     .accumulate = g.accumulate || k > 0,
+                     .bias = e.bias && k == 0 ? e.bias + j : nullptr,
+                     .activation = last ? e.activation : Activation::none,
+                     .y = e.y && last ? e.y + i * e.ldy + j : nullptr,
+                     .ldy = e.ldy});
+    }
   });
 }
 
@@ -123,24 +150,30 @@ void gemm_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
 // leaves too few blocks for many threads, so then the rows are cut into chunks as well, whose
 // partial results are added in order.
 void gemm_columns(const GemmKernels& kernels, const Gemm& g, float* sums) {
+  if (g.m == 0) return;
   if (g.k == 0) {
     if (g.accumulate) return;
     for (int64_t i = 0; i < g.m; ++i) std::fill_n(g.c + i * g.ldc, g.n, 0.0f);
     if (sums) std::fill_n(sums, g.m, 0.0f);
     return;
   }
-  const int64_t width = kernels.panel_cols;
-  const int64_t block_cols = round_up(kBlockCols, width);
+  const int64_t width = kernels.panel_cols, height = kernels.tile_rows;
+  const int64_t block_cols = round_up(kWeightBlockCols, width);
   // One even where C has no columns: the sums may be wanted all the same.
   const int64_t col_blocks = std::max<int64_t>(1, blocks_of(g.n, block_cols));
-  const int64_t row_blocks = blocks_of(g.m, kWeightBlockRows);
-  const int64_t per_chunk = col_blocks * row_blocks;
-  int64_t chunks = 1;
-  if (g.m * g.n * g.k >= kSerialWork) {
-    chunks = std::clamp(blocks_of(kWeightTasks, per_chunk), int64_t{1}, blocks_of(g.k, 64));
-  }
-  const int64_t chunk_depth = round_up(std::max<int64_t>(1, blocks_of(g.k, chunks)), 8);
-  chunks = std::max<int64_t>(1, blocks_of(g.k, chunk_depth));
+  const int64_t per_chunk = col_blocks * blocks_of(g.m, kWeightBlockRows);
+  const int64_t depths = blocks_of(g.k, kDepthBlock);
+  const int64_t chunk_depth =
+      kDepthBlock * blocks_of(depths, std::min(depths, blocks_of(kWeightTasks, per_chunk)));
+  const int64_t chunks = blocks_of(g.k, chunk_depth);
+
+  // Rows that lie close are read where they are. Those far apart would fight for few cache sets and
+  // pages; and a panel that the matrix does not fill must be padded.
+  const bool near_a = g.lda <= kNearStride;
+  const bool near_b = g.ldb <= kNearStride && g.n % width == 0;
+  const Scratch packed_a = near_a ? Scratch(0) : pack_tiles(kernels, g);
+  const Scratch packed_b = near_b ? Scratch(0) : pack_panels(kernels, g);
+  const int64_t tiles = blocks_of(g.m, height), panels = blocks_of(g.n, width);
 
   const int64_t stride = g.m * g.n, sums_stride = sums ? g.m : 0;
   const Scratch parts(chunks > 1 ? chunks * (stride + sums_stride) : 0);
@@ -148,34 +181,30 @@ void gemm_columns(const GemmKernels& kernels, const Gemm& g, float* sums) {
   parallel_for(chunks * per_chunk, [&](int64_t task) {
     const int64_t chunk = task / per_chunk, block = task % per_chunk;
     const int64_t i = block / col_blocks * kWeightBlockRows, j = block % col_blocks * block_cols;
-    const int64_t m = std::min(kWeightBlockRows, g.m - i), n = std::min(block_cols, g.n - j);
+    const int64_t m = std::min(kWeightBlockRows, g.m - i);
     const int64_t begin = chunk * chunk_depth, end = std::min(g.k, begin + chunk_depth);
     float* c = chunks > 1 ? parts.get() + chunk * stride + i * g.n + j : g.c + i * g.ldc + j;
     const bool accumulate = chunks == 1 && g.accumulate;
-    const int64_t panels = blocks_of(n, width);
-    const Scratch packed(panels * width * kDepthBlock);
-    for (int64_t k = begin; k < end || k == begin; k += kDepthBlock) {
+    for (int64_t k = begin; k < end; k += kDepthBlock) {
       const int64_t depth = std::min(kDepthBlock, end - k);
-      for (int64_t p = 0; p < panels; ++p) {
-        kernels.pack(false, g.b + k * g.ldb + j + p * width, g.ldb, depth,
-                     std::min(width, n - p * width), packed.get() + p * depth * width);
-      }
-      kernels.block({.m = m,
-                     .n = n,
-                     .k = depth,
-                     .a = g.a + k * g.lda + i,
-                     .lda = g.lda,
-                     .a_transposed = true,
-                     .b = packed.get(),
-                     .packed_cols = panels * width,
-                     .first_panel = 0,
-                     .c = c,
-                     .ldc = chunks > 1 ? g.n : g.ldc,
-                     .accumulate = accumulate || k > begin,
-                     .bias = nullptr,
-                     .activation = Activation::none,
-                     .y = nullptr,
-                     .ldy = 0});
+      kernels.block(
+          {.m = m,
+           .n = std::min(block_cols, g.n - j),
+           .k = depth,
+           .a = near_a ? g.a + k * g.lda + i : packed_a.get() + k * tiles * height + i * depth,
+           .lda = near_a ? g.lda : height,
+           .a_transposed = true,
+           .tile_step = near_a ? height : height * depth,
+           .b = near_b ? g.b + k * g.ldb + j : packed_b.get() + k * panels * width + j * depth,
+           .ldb = near_b ? g.ldb : width,
+           .panel_step = near_b ? width : depth * width,
+           .c = c,
+           .ldc = chunks > 1 ? g.n : g.ldc,
+           .accumulate = accumulate || k > begin,
+           .bias = nullptr,
+           .activation = Activation::none,
+           .y = nullptr,
+           .ldy = 0});
     }
     if (sums && j == 0) {
       float* out = chunks > 1 ? sums_parts + chunk * sums_stride + i : sums + i;

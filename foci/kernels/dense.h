@@ -64,7 +64,7 @@ void activation_backward(SimdTarget target, Activation activation, int64_t n, co
                          const float* dy, float* dpre);
 
 // y = (x − mean)/√(var + eps) ∘ gamma + beta over C channels; two-pass variance.
-// mean, rstd [R] are kept for backward.
+// mean, rstd [R] are kept for backward, which takes out again what the rounded mean is off by.
 void layer_norm_forward(SimdTarget target, int64_t rows, int64_t channels, const float* x,
                         const float* gamma, const float* beta, float eps, float* y, float* mean,
                         float* rstd);

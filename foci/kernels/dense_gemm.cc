@@ -11,8 +11,8 @@ namespace foci::kernels {
 namespace HWY_NAMESPACE {
 
 const GemmKernels* gemm_table() {
-  static constexpr GemmKernels t{kTileRows, kPanelCols,       gemm_block,
-                                 gemm_pack, gemm_column_sums, gemm_sum_parts};
+  static constexpr GemmKernels t{kTileRows,      kPanelCols,       gemm_block,    gemm_pack,
+                                 gemm_pack_tile, gemm_column_sums, gemm_sum_parts};
   return &t;
 }
 

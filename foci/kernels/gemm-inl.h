@@ -7,7 +7,10 @@
 #define FOCI_KERNELS_GEMM_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
+#include <cstring>
 
 #include "foci/kernels/dense_math-inl.h"
 #include "foci/kernels/gemm.h"
@@ -24,45 +27,62 @@ constexpr int kTileRows = 12;
 constexpr int kTileRows = 6;
 #endif
 constexpr int kTileVectors = 2;
+// Rows of both operands, read where they lie, are asked for this many steps early: at 24 cycles a
+// step that covers the way from L3. Tiles of 6 rows have no loads to spare for it.
+constexpr int64_t kAhead = 32;
+constexpr bool kFetchAhead = kTileRows > 8;
 constexpr int64_t kLanes = hn::MaxLanes(FloatTag());
 constexpr int64_t kPanelCols = kTileVectors * kLanes;
 
-// c [kRows, panel] = init + A·B (or += A·B), A being element (r, k) at a[r·row_step +
-// k·depth_step].
-template <int kRows, bool kTransposed>
+// c [kRows, kVectors·lanes] = init + A·B (or += A·B).
+template <int kRows, int kVectors, bool kTransposed>
 HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t lda,
-                     const float* HWY_RESTRICT b, float* HWY_RESTRICT c, int64_t ldc,
+                     const float* HWY_RESTRICT b, int64_t ldb, float* HWY_RESTRICT c, int64_t ldc,
                      const float* HWY_RESTRICT bias, bool accumulate) {
+  static_assert(kVectors == 1 || kVectors == 2);
+  constexpr int kLast = kVectors - 1;
   const FloatTag d;
-  FloatVec sum[kRows][kTileVectors];
+  if (accumulate) {
+    // What the sums are added to lies far from what was used last.
+    for (int r = 0; r < kRows; ++r) {
+      hwy::Prefetch(c + r * ldc);
+      hwy::Prefetch(c + r * ldc + kLast * kLanes);
+    }
+  }
+  FloatVec sum[kRows][kVectors];
   const FloatVec init0 = bias ? hn::LoadU(d, bias) : hn::Zero(d);
-  const FloatVec init1 = bias ? hn::LoadU(d, bias + kLanes) : hn::Zero(d);
+  const FloatVec init1 = bias ? hn::LoadU(d, bias + kLast * kLanes) : hn::Zero(d);
   HWY_UNROLL(16)
   for (int r = 0; r < kRows; ++r) {
     sum[r][0] = init0;
-    sum[r][1] = init1;
+    sum[r][kLast] = init1;
   }
   for (int64_t k = 0; k < depth; ++k) {
-    const FloatVec b0 = hn::Load(d, b);
-    const FloatVec b1 = hn::Load(d, b + kLanes);
+    if (kTransposed && kFetchAhead) {
+      hwy::Prefetch(a + kAhead * lda);
+      hwy::Prefetch(b + kAhead * ldb);
+      hwy::Prefetch(b + kAhead * ldb + kLast * kLanes);
+    }
+    const FloatVec b0 = hn::LoadU(d, b);
+    const FloatVec b1 = hn::LoadU(d, b + kLast * kLanes);
     HWY_UNROLL(16)
     for (int r = 0; r < kRows; ++r) {
       const FloatVec ar = hn::Set(d, kTransposed ? a[r] : a[r * lda]);
       sum[r][0] = hn::MulAdd(ar, b0, sum[r][0]);
-      sum[r][1] = hn::MulAdd(ar, b1, sum[r][1]);
+      if (kVectors == 2) sum[r][kLast] = hn::MulAdd(ar, b1, sum[r][kLast]);
     }
     a += kTransposed ? lda : 1;
-    b += kPanelCols;
+    b += ldb;
   }
   HWY_UNROLL(16)
   for (int r = 0; r < kRows; ++r) {
     float* row = c + r * ldc;
-    if (accumulate) {
-      sum[r][0] = hn::Add(hn::LoadU(d, row), sum[r][0]);
-      sum[r][1] = hn::Add(hn::LoadU(d, row + kLanes), sum[r][1]);
-    }
+    if (accumulate) sum[r][0] = hn::Add(hn::LoadU(d, row), sum[r][0]);
     hn::StoreU(sum[r][0], d, row);
-    hn::StoreU(sum[r][1], d, row + kLanes);
+    if (kVectors == 2) {
+      if (accumulate) sum[r][kLast] = hn::Add(hn::LoadU(d, row + kLanes), sum[r][kLast]);
+      hn::StoreU(sum[r][kLast], d, row + kLanes);
+    }
   }
 }
 
@@ -83,31 +103,41 @@ HWY_INLINE void map_rows(int64_t rows, int64_t cols, const float* x, int64_t ldx
   }
 }
 
-struct TileArgs {
-  int64_t depth, lda, cols, ldc, ldy;
+// What the tiles of one panel share.
+struct PanelArgs {
+  int64_t depth, lda, ldb, cols, ldc, ldy;
   const float* b;
   const float* bias;
   bool accumulate;
-  Activation activation;  // none before the last depth block
+  Activation activation;
 };
 
-template <int kRows, bool kTransposed>
-HWY_NOINLINE void finished_tile(const TileArgs& t, const float* a, float* c, float* y) {
-  if (t.cols == kPanelCols) {
-    tile<kRows, kTransposed>(t.depth, a, t.lda, t.b, c, t.ldc, t.bias, t.accumulate);
-  } else {
-    // A panel that the matrix does not fill: the same sums, of which the valid ones are kept.
-    HWY_ALIGN float full[kRows * kPanelCols];
-    HWY_ALIGN float bias[kPanelCols] = {};
-    if (t.bias) std::copy_n(t.bias, t.cols, bias);
-    tile<kRows, kTransposed>(t.depth, a, t.lda, t.b, full, kPanelCols, t.bias ? bias : nullptr,
-                             false);
-    for (int r = 0; r < kRows; ++r) {
-      for (int64_t j = 0; j < t.cols; ++j) {
-        float& out = c[r * t.ldc + j];
-        out = t.accumulate ? out + full[r * kPanelCols + j] : full[r * kPanelCols + j];
-      }
+// A tile of a panel that the matrix does not fill: the same sums, of which the valid ones are kept.
+template <int kRows, int kVectors, bool kTransposed>
+HWY_INLINE void partial_tile(const PanelArgs& t, const float* a, float* c) {
+  constexpr int64_t kCols = kVectors * kLanes;
+  HWY_ALIGN float full[kRows * kCols];
+  HWY_ALIGN float bias[kCols] = {};
+  if (t.bias) std::copy_n(t.bias, t.cols, bias);
+  tile<kRows, kVectors, kTransposed>(t.depth, a, t.lda, t.b, t.ldb, full, kCols,
+                                     t.bias ? bias : nullptr, false);
+  for (int r = 0; r < kRows; ++r) {
+    for (int64_t j = 0; j < t.cols; ++j) {
+      float& out = c[r * t.ldc + j];
+      out = t.accumulate ? out + full[r * kCols + j] : full[r * kCols + j];
     }
+  }
+}
+
+template <int kRows, bool kTransposed>
+HWY_NOINLINE void finished_tile(const PanelArgs& t, const float* a, float* c, float* y) {
+  if (t.cols == kPanelCols) {
+    tile<kRows, kTileVectors, kTransposed>(t.depth, a, t.lda, t.b, t.ldb, c, t.ldc, t.bias,
+                                           t.accumulate);
+  } else if (t.cols > kLanes) {
+    partial_tile<kRows, kTileVectors, kTransposed>(t, a, c);
+  } else {
+    partial_tile<kRows, 1, kTransposed>(t, a, c);
   }
   switch (t.activation) {
     case Activation::none:
@@ -126,41 +156,40 @@ HWY_NOINLINE void finished_tile(const TileArgs& t, const float* a, float* c, flo
 
 // All tiles of one panel: full ones, then the remaining rows in powers of two.
 template <bool kTransposed>
-HWY_INLINE void panel_rows(const TileArgs& t, int64_t rows, const float* a, float* c, float* y) {
-  int64_t r = 0;
+HWY_INLINE void panel_rows(const PanelArgs& t, int64_t rows, const float* a, int64_t tile_step,
+                           float* c, float* y) {
   const auto run = [&](auto tile_of, int64_t count) HWY_ATTR {
-    tile_of(t, a + r * (kTransposed ? 1 : t.lda), c + r * t.ldc, y ? y + r * t.ldy : nullptr);
-    r += count;
+    tile_of(t, a, c, y);
+    rows -= count;
+    a += count == kTileRows ? tile_step : count * (kTransposed ? 1 : t.lda);
+    c += count * t.ldc;
+    if (y) y += count * t.ldy;
   };
-  while (rows - r >= kTileRows) run(finished_tile<kTileRows, kTransposed>, kTileRows);
-  if (kTileRows > 8 && rows - r >= 8) run(finished_tile<8, kTransposed>, 8);
-  if (rows - r >= 4) run(finished_tile<4, kTransposed>, 4);
-  if (rows - r >= 2) run(finished_tile<2, kTransposed>, 2);
-  if (rows - r >= 1) run(finished_tile<1, kTransposed>, 1);
+  while (rows >= kTileRows) run(finished_tile<kTileRows, kTransposed>, kTileRows);
+  if (kTileRows > 8 && rows >= 8) run(finished_tile<8, kTransposed>, 8);
+  if (rows >= 4) run(finished_tile<4, kTransposed>, 4);
+  if (rows >= 2) run(finished_tile<2, kTransposed>, 2);
+  if (rows >= 1) run(finished_tile<1, kTransposed>, 1);
 }
 
 void gemm_block(const GemmBlock& g) {
-  for (int64_t k = 0; k < g.k || k == 0; k += kDepthBlock) {
-    const int64_t depth = std::min(kDepthBlock, g.k - k);
-    const bool last = k + depth >= g.k;
-    const float* b = g.b + k * g.packed_cols + g.first_panel * depth * kPanelCols;
-    const float* a = g.a + k * (g.a_transposed ? g.lda : 1);
-    for (int64_t j = 0; j < g.n; j += kPanelCols, b += depth * kPanelCols) {
-      const TileArgs t{.depth = depth,
-                       .lda = g.lda,
-                       .cols = std::min(kPanelCols, g.n - j),
-                       .ldc = g.ldc,
-                       .ldy = g.ldy,
-                       .b = b,
-                       .bias = k == 0 && g.bias ? g.bias + j : nullptr,
-                       .accumulate = g.accumulate || k > 0,
-                       .activation = last ? g.activation : Activation::none};
-      float* y = g.y && last ? g.y + j : nullptr;
-      if (g.a_transposed) {
-        panel_rows<true>(t, g.m, a, g.c + j, y);
-      } else {
-        panel_rows<false>(t, g.m, a, g.c + j, y);
-      }
+  const float* b = g.b;
+  for (int64_t j = 0; j < g.n; j += kPanelCols, b += g.panel_step) {
+    const PanelArgs t{.depth = g.k,
+                      .lda = g.lda,
+                      .ldb = g.ldb,
+                      .cols = std::min(kPanelCols, g.n - j),
+                      .ldc = g.ldc,
+                      .ldy = g.ldy,
+                      .b = b,
+                      .bias = g.bias ? g.bias + j : nullptr,
+                      .accumulate = g.accumulate,
+                      .activation = g.activation};
+    float* y = g.y ? g.y + j : nullptr;
+    if (g.a_transposed) {
+      panel_rows<true>(t, g.m, g.a, g.tile_step, g.c + j, y);
+    } else {
+      panel_rows<false>(t, g.m, g.a, g.tile_step, g.c + j, y);
     }
   }
 }
@@ -186,6 +215,17 @@ void gemm_pack(bool transposed, const float* b, int64_t ldb, int64_t depth, int6
       for (int64_t j = 0; j < cols; ++j) row[j] = b[k * ldb + j];
       for (int64_t j = cols; j < kPanelCols; ++j) row[j] = 0;
     }
+  }
+}
+
+void gemm_pack_tile(const float* a, int64_t lda, int64_t depth, int64_t rows,
+                    float* HWY_RESTRICT packed) {
+  if (rows == kTileRows) {
+    for (int64_t k = 0; k < depth; ++k) {
+      std::memcpy(packed + k * kTileRows, a + k * lda, kTileRows * sizeof(float));
+    }
+  } else {
+    for (int64_t k = 0; k < depth; ++k) std::copy_n(a + k * lda, rows, packed + k * kTileRows);
   }
 }
 

@@ -12,19 +12,25 @@
 
 namespace foci::kernels {
 
-// Terms of a sum that are chained before they are added to what earlier blocks gave. 256 keep a
-// panel of B (32 KB at 32 columns) near the L1 cache, and rounding errors short.
-inline constexpr int64_t kDepthBlock = 256;
+// Terms of a sum that are chained before they are added to what earlier blocks gave. Measured: below
+// 256 the passes over C show, above 384 a panel of B (48 KB at 32 columns) falls out of the L1 cache
+// and rounding errors grow.
+inline constexpr int64_t kDepthBlock = 384;
 
-// C [m, n] = or += A · B + bias for one block of C, B packed.
+// C [m, n] = or += A · B + bias for one block of C over one depth block, k ≤ kDepthBlock.
 struct GemmBlock {
   int64_t m, n, k;
   const float* a;
   int64_t lda;
-  bool a_transposed;    // element (i, k) of A: a[k·lda + i], else a[i·lda + k]
-  const float* b;       // packed: depth blocks one after the other, in each the panels
-  int64_t packed_cols;  // columns of all panels in the buffer b points into
-  int64_t first_panel;  // panel of this block's first column
+  // Element (i, k) of the tile that begins at row t·tile_rows: a[t·tile_step + k·lda + i] where
+  // transposed, else a[t·tile_step + i·lda + k].
+  bool a_transposed;
+  int64_t tile_step;
+  // Panels of B: element (k, j) of panel p is b[p·panel_step + k·ldb + j]. The last panel must be
+  // readable at its full width.
+  const float* b;
+  int64_t ldb;
+  int64_t panel_step;
   float* c;
   int64_t ldc;
   bool accumulate;    // C += instead of C =
@@ -41,6 +47,9 @@ struct GemmKernels {
   // `transposed`: element (k, j) is b[j·ldb + k], else b[k·ldb + j].
   void (*pack)(bool transposed, const float* b, int64_t ldb, int64_t depth, int64_t cols,
                float* panel);
+  // One tile of a transposed A, [depth, tile_rows], from `rows` ≤ tile_rows of its rows: element
+  // (i, k) is a[k·lda + i].
+  void (*pack_tile)(const float* a, int64_t lda, int64_t depth, int64_t rows, float* tile);
   // sums [cols] = or += column sums of x [rows, cols], in blocks of kDepthBlock rows.
   void (*column_sums)(const float* x, int64_t ldx, int64_t rows, int64_t cols, float* sums,
                       bool accumulate);

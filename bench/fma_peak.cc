@@ -1,0 +1,105 @@
+// The multiply-add peak, compiled once a SIMD target.
+#define HWY_TARGET_INCLUDE "fma_peak.cc"
+#include "foci/core/highway_targets.h"
+// After foci's choice of targets.
+#include <hwy/foreach_target.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "fma_peak.h"
+#include "foci/kernels/simd-inl.h"
+
+#ifndef FOCI_BENCH_FMA_PEAK_ONCE
+#define FOCI_BENCH_FMA_PEAK_ONCE
+namespace foci::kernels {
+struct PeakKernels {
+  int64_t flops_per_step;
+  float (*run)(int64_t steps, float factor);  // the result keeps the loop alive
+};
+const PeakKernels& peak_kernels(SimdTarget target);
+}  // namespace foci::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// Twelve independent chains: more than latency times throughput of any core so far.
+float peak_run(int64_t steps, float factor) {
+  const hn::ScalableTag<float> d;
+  const auto f = hn::Set(d, factor);
+  auto s0 = hn::Zero(d), s1 = hn::Set(d, 1), s2 = hn::Set(d, 2), s3 = hn::Set(d, 3),
+       s4 = hn::Set(d, 4), s5 = hn::Set(d, 5), s6 = hn::Set(d, 6), s7 = hn::Set(d, 7),
+       s8 = hn::Set(d, 8), s9 = hn::Set(d, 9), sa = hn::Set(d, 10), sb = hn::Set(d, 11);
+  for (int64_t i = 0; i < steps; ++i) {
+    s0 = hn::MulAdd(s0, f, f);
+    s1 = hn::MulAdd(s1, f, f);
+    s2 = hn::MulAdd(s2, f, f);
+    s3 = hn::MulAdd(s3, f, f);
+    s4 = hn::MulAdd(s4, f, f);
+    s5 = hn::MulAdd(s5, f, f);
+    s6 = hn::MulAdd(s6, f, f);
+    s7 = hn::MulAdd(s7, f, f);
+    s8 = hn::MulAdd(s8, f, f);
+    s9 = hn::MulAdd(s9, f, f);
+    sa = hn::MulAdd(sa, f, f);
+    sb = hn::MulAdd(sb, f, f);
+  }
+  const auto sum = hn::Add(hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)),
+                           hn::Add(hn::Add(hn::Add(s4, s5), hn::Add(s6, s7)),
+                                   hn::Add(hn::Add(s8, s9), hn::Add(sa, sb))));
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+const PeakKernels* peak_table() {
+  static constexpr PeakKernels t{24 * static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<float>())),
+                                 peak_run};
+  return &t;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace foci::kernels {
+FOCI_KERNEL_TABLE(PeakKernels, peak_table, peak_kernels)
+}
+
+namespace foci::bench {
+
+double fma_peak_gflops(SimdTarget target, int threads) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kRuns = 8;
+  constexpr int64_t kSteps = 2'000'000;
+  const kernels::PeakKernels& peak = kernels::peak_kernels(target);
+  volatile float sink = peak.run(kSteps / 4, 0.5f);
+  double best = 0;
+  for (int run = 0; run < kRuns; ++run) {
+    std::atomic<int> waiting = threads;
+    std::atomic<double> rate = 0;
+    const auto work = [&] {
+      // All begin together, so that shared power and clock limits count.
+      for (--waiting; waiting > 0;) std::this_thread::yield();
+      const auto begin = Clock::now();
+      const float result = peak.run(kSteps, 0.5f);
+      const std::chrono::duration<double> seconds = Clock::now() - begin;
+      sink = result;
+      rate += static_cast<double>(kSteps * peak.flops_per_step) / seconds.count();
+    };
+    std::vector<std::thread> others;
+    for (int t = 1; t < threads; ++t) others.emplace_back(work);
+    work();
+    for (std::thread& t : others) t.join();
+    best = std::max(best, rate.load());
+  }
+  return best * 1e-9;
+}
+
+}  // namespace foci::bench
+#endif
