@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "foci/attention/problem.h"
+#include "foci/kernels/rows.h"
 
 namespace foci::plain {
 
@@ -27,7 +28,7 @@ constexpr int64_t kBlockRows = 96;  // a multiple of 12, and an inner dimension 
 constexpr int64_t kKeyStep = 48;    // keys are output rows (12) as well as columns (16)
 constexpr int64_t kColumnStep = 16;
 constexpr int64_t kInner = 256;
-constexpr int64_t kLanes = 16;  // partial sums of row reductions, whatever the machine's vectors
+constexpr int64_t kLanes = kernels::kRowLanes;
 
 constexpr int64_t round_up(int64_t n, int64_t step) {
   return (n + step - 1) / step * step;
@@ -203,13 +204,15 @@ struct RowScratch {
 // Scores → weights before dropout, in place: [0, width) is zero but where seen. `part` (may be
 // null) takes, for every column, whether its key takes part: seen, chosen (top-k), of non-zero
 // weight (sparse maps). Statistics that are not wanted stay 0.
-RowStatistics normalize(const Normalizer& normalizer, const Sight& sight, int64_t width,
-                        const Statistics& want, float* row, uint8_t* part, RowScratch& scratch);
+RowStatistics normalize(const kernels::RowKernels& kernels, const Normalizer& normalizer,
+                        const Sight& sight, int64_t width, const Statistics& want, float* row,
+                        uint8_t* part, RowScratch& scratch);
 
 // g: in, the gradient of the weights, zero but where part; out, that of the scores, likewise.
 // drow_stat, dentropy: upstream gradients of the row's statistics.
-void normalize_backward(const Normalizer& normalizer, const Sight& part, float drow_stat,
-                        float dentropy, const float* p, float* g);
+void normalize_backward(const kernels::RowKernels& kernels, const Normalizer& normalizer,
+                        const Sight& part, float drow_stat, float dentropy, const float* p,
+                        float* g);
 
 // ---- what both directions use (plain_rows.cc) ----------------------------------------
 

@@ -143,6 +143,7 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
   const int64_t count = static_cast<int64_t>(site.entries.size()), width = site.width();
   const int64_t rows = padded_rows(count), b = site.piece->batch, h = site.head;
   const int64_t first = site.packed(0);
+  const kernels::RowKernels& kernels = kernels::row_kernels(p.target);
   load_queries(site, scratch.q);
   const auto matrix = [&](int m) { return room(scratch.matrix[m], rows * width); };
   float* p_rows = matrix(0);
@@ -183,7 +184,7 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
     const Sight sight = look(site, r, scratch.seen.data());
     finish_scores(site, r, sight, row, capped ? capped + r * width : nullptr);
     const RowStatistics stats =
-        normalize(p.spec.normalizer, sight, width, want, row, part, scratch.row);
+        normalize(kernels, p.spec.normalizer, sight, width, want, row, part, scratch.row);
     Sight taking = sight;
     taking.seen = part;
     sights[r] = taking;
@@ -201,7 +202,7 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
     std::fill(g + taking.end, g + width, 0.0f);
     if (coverage) taking.for_each([&](int64_t j) { g[j] += coverage[site.key(j)]; });
     if (stats.max_column >= 0) g[stats.max_column] += row_value(call.up.dmax_weight, at);
-    normalize_backward(p.spec.normalizer, taking, row_value(call.up.drow_stat, at),
+    normalize_backward(kernels, p.spec.normalizer, taking, row_value(call.up.drow_stat, at),
                        row_value(call.up.dentropy, at), row, g);
   }
   std::fill(kept + count * width, kept + rows * width, 0.0f);

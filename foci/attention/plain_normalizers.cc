@@ -1,10 +1,8 @@
 // One row from scores to weights and back, with its statistics.
 //
-// Sums run over kLanes partial sums tied to the column's place in its piece (sites start at
-// multiples of kLanes), and masked columns add exact zeros, so a row's bits do not depend on what
-// surrounds it.
+// Sums run over partial sums tied to the column's place in its piece (sites start at multiples of
+// kLanes), and masked columns add exact zeros, so a row's bits do not depend on what surrounds it.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -16,41 +14,10 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-// Below this e^x is no normal float; it counts as 0.
-constexpr float kExpMin = -87.0f;
-
-// e^x for x ≤ 0, without branches or calls, so that compilers vectorise loops over it. NaN gives
-// NaN. Cephes' expf: x = n ln2 + r, a polynomial of degree 6 in r, about 1 ulp.
-inline float exp_nonpositive(float x) {
-  const float safe = x < kExpMin ? kExpMin : x;
-  constexpr float kRound = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
-  const float shifted = safe * 1.44269504f + kRound;
-  const float n = shifted - kRound;
-  const float r = (safe - n * 0.693359375f) + n * 2.12194440e-4f;
-  float y = 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
-  const float value = y * std::bit_cast<float>(exponent);
-  return x < kExpMin ? 0.0f : value;
-}
-
-float sum_lanes(const float* lanes) {
-  float s[kLanes];
-  std::copy_n(lanes, kLanes, s);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t l = 0; l < half; ++l) s[l] += s[l + half];
-  }
-  return s[0];
-}
-
 // [begin, end) widened to whole groups of lanes.
 struct Span {
   int64_t begin, end;
+  int64_t size() const { return end - begin; }
 };
 Span whole_lanes(const Sight& s) {
   return {s.begin / kLanes * kLanes, round_up(s.end, kLanes)};
@@ -72,15 +39,6 @@ void set_part(const Sight& sight, int64_t width, uint8_t* part) {
   if (!part) return;
   std::fill_n(part, width, uint8_t{0});
   sight.for_each([&](int64_t j) { part[j] = 1; });
-}
-
-float largest(const Span& span, const float* row) {
-  float lanes[kLanes];
-  std::fill_n(lanes, kLanes, -kInf);
-  for (int64_t j = span.begin; j < span.end; j += kLanes) {
-    for (int64_t l = 0; l < kLanes; ++l) lanes[l] = row[j + l] > lanes[l] ? row[j + l] : lanes[l];
-  }
-  return *std::max_element(lanes, lanes + kLanes);
 }
 
 int64_t first_equal(const Span& span, const float* row, float value) {
@@ -107,39 +65,22 @@ RowStatistics undefined_row(const Sight& sight, int64_t width, const Statistics&
 }
 
 // Softmax of a row whose unseen (or not chosen) columns are −inf.
-RowStatistics softmax(const Sight& sight, int64_t width, const Statistics& want, float max,
-                      float* row, uint8_t* part) {
+RowStatistics softmax(const kernels::RowKernels& kernels, const Sight& sight, int64_t width,
+                      const Statistics& want, float max, float* row, uint8_t* part) {
   const Span span = whole_lanes(sight);
   RowStatistics s;
   if (want.has(Statistic::max_weight)) s.max_column = first_equal(span, row, max);
-  float sums[kLanes] = {};
+  float sum, products = 0;
   if (want.has(Statistic::entropy)) {
+    sum = kernels.exponentials_and_products(span.size(), max, row + span.begin, &products);
     // log l − (1/l) Σ e·(s − m): no large numbers cancel.
-    float products[kLanes] = {};
-    for (int64_t j = span.begin; j < span.end; j += kLanes) {
-      for (int64_t l = 0; l < kLanes; ++l) {
-        const float x = row[j + l] - max;
-        const float e = exp_nonpositive(x);
-        row[j + l] = e;
-        sums[l] += e;
-        products[l] += e * (x < kExpMin ? kExpMin : x);
-      }
-    }
-    const float sum = sum_lanes(sums);
-    s.entropy = static_cast<float>(std::log(double(sum)) - double(sum_lanes(products)) / sum);
+    s.entropy = static_cast<float>(std::log(double(sum)) - double(products) / sum);
   } else {
-    for (int64_t j = span.begin; j < span.end; j += kLanes) {
-      for (int64_t l = 0; l < kLanes; ++l) {
-        const float e = exp_nonpositive(row[j + l] - max);
-        row[j + l] = e;
-        sums[l] += e;
-      }
-    }
+    sum = kernels.exponentials(span.size(), max, row + span.begin);
   }
-  const float sum = sum_lanes(sums);
   if (std::isnan(sum)) return undefined_row(sight, width, want, row, part);
   const float inverse = 1 / sum;
-  for (int64_t j = span.begin; j < span.end; ++j) row[j] *= inverse;
+  kernels.scale(span.size(), inverse, row + span.begin);
   s.row_stat = static_cast<float>(double(max) + std::log(double(sum)));
   s.max_weight = inverse;
   s.support = static_cast<float>(sight.count);
@@ -249,8 +190,9 @@ RowStatistics sparse_map(double alpha, const Sight& sight, int64_t width, const 
 
 }  // namespace
 
-RowStatistics normalize(const Normalizer& normalizer, const Sight& sight, int64_t width,
-                        const Statistics& want, float* row, uint8_t* part, RowScratch& scratch) {
+RowStatistics normalize(const kernels::RowKernels& kernels, const Normalizer& normalizer,
+                        const Sight& sight, int64_t width, const Statistics& want, float* row,
+                        uint8_t* part, RowScratch& scratch) {
   const bool sparse =
       std::holds_alternative<Sparsemax>(normalizer) || std::holds_alternative<Entmax>(normalizer);
   if (sight.count == 0) {
@@ -259,35 +201,37 @@ RowStatistics normalize(const Normalizer& normalizer, const Sight& sight, int64_
     return {.row_stat = sparse ? kInf : -kInf};
   }
   clear_unseen(sight, width, -kInf, row);
-  const float max = largest(whole_lanes(sight), row);
+  const Span span = whole_lanes(sight);
+  const float max = kernels.largest(span.size(), row + span.begin);
   bool undefined = std::isinf(max);
   if (!undefined && !std::holds_alternative<Softmax>(normalizer)) {
     sight.for_each([&](int64_t j) { undefined = undefined || std::isnan(row[j]); });
   }
   if (undefined) return undefined_row(sight, width, want, row, part);
-  return std::visit(overloaded{[&](const Softmax&) {
-                                 set_part(sight, width, part);
-                                 return softmax(sight, width, want, max, row, part);
-                               },
-                               [&](const Sparsemax&) {
-                                 return sparse_map(2, sight, width, want, max, row, part, scratch);
-                               },
-                               [&](const Entmax& e) {
-                                 return sparse_map(e.alpha, sight, width, want, max, row, part,
-                                                   scratch);
-                               },
-                               [&](const TopK& t) {
-                                 set_part(sight, width, part);
-                                 if (sight.count > t.k) choose(sight, t.k, row, part, scratch);
-                                 RowStatistics s = softmax(sight, width, want, max, row, part);
-                                 s.support = static_cast<float>(std::min(t.k, sight.count));
-                                 return s;
-                               }},
-                    normalizer);
+  return std::visit(
+      overloaded{[&](const Softmax&) {
+                   set_part(sight, width, part);
+                   return softmax(kernels, sight, width, want, max, row, part);
+                 },
+                 [&](const Sparsemax&) {
+                   return sparse_map(2, sight, width, want, max, row, part, scratch);
+                 },
+                 [&](const Entmax& e) {
+                   return sparse_map(e.alpha, sight, width, want, max, row, part, scratch);
+                 },
+                 [&](const TopK& t) {
+                   set_part(sight, width, part);
+                   if (sight.count > t.k) choose(sight, t.k, row, part, scratch);
+                   RowStatistics s = softmax(kernels, sight, width, want, max, row, part);
+                   s.support = static_cast<float>(std::min(t.k, sight.count));
+                   return s;
+                 }},
+      normalizer);
 }
 
-void normalize_backward(const Normalizer& normalizer, const Sight& part, float drow_stat,
-                        float dentropy, const float* p, float* g) {
+void normalize_backward(const kernels::RowKernels& kernels, const Normalizer& normalizer,
+                        const Sight& part, float drow_stat, float dentropy, const float* p,
+                        float* g) {
   if (part.count == 0) return;
   // All maps have ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf), with f = p for softmax and top-k (Σp = 1) and
   // f = p^(2−α) on the support for the sparse maps; their statistics have ∂/∂s_k = f_k/Σf, the
@@ -304,13 +248,10 @@ void normalize_backward(const Normalizer& normalizer, const Sight& part, float d
   }
   if (alpha == 1) {
     const Span span = whole_lanes(part);
-    float lanes[kLanes] = {};
-    for (int64_t j = span.begin; j < span.end; j += kLanes) {
-      for (int64_t l = 0; l < kLanes; ++l) lanes[l] += p[j + l] * g[j + l];
-    }
-    const float shift = drow_stat - sum_lanes(lanes);
+    const float* weights = p + span.begin;
+    const float shift = drow_stat - kernels.dot(span.size(), weights, g + span.begin);
     if (std::isfinite(shift)) {
-      for (int64_t j = span.begin; j < span.end; ++j) g[j] = p[j] * (g[j] + shift);
+      kernels.weighted_shift(span.size(), shift, weights, g + span.begin);
     } else {
       part.for_each([&](int64_t j) { g[j] = p[j] * (g[j] + shift); });
     }

@@ -21,8 +21,10 @@ using testing::SweepLimits;
 
 constexpr AttentionWanted kEverything{true, true, true, true, true, true};
 
-Bound bind_plain(const AttentionSpec& spec, const AttentionInputs& in) {
-  return Plan::make(spec, testing::shape_of(in), {.implementation = Implementation::plain})
+Bound bind_plain(const AttentionSpec& spec, const AttentionInputs& in,
+                 SimdTarget target = current_target()) {
+  return Plan::make(spec, testing::shape_of(in),
+                    {.implementation = Implementation::plain, .target = target})
       .bind(in);
 }
 
@@ -68,13 +70,14 @@ struct Count {
   int64_t rows = 0, unfair = 0;
 };
 
-void compare(SweepCase c, Count& count) {
+void compare(SweepCase c, SimdTarget target, Count& count) {
   SCOPED_TRACE(c.text);
+  SCOPED_TRACE(name_of(target));
   const reference::Forward expected = reference::attention_forward(c.spec, c.in);
   const testing::Fairness fairness = testing::make_fair(c, expected);
   count.rows += expected.out.row_stat.numel();
   count.unfair += fairness.count;
-  const Bound bound = bind_plain(c.spec, testing::strided(c.in));
+  const Bound bound = bind_plain(c.spec, testing::strided(c.in), target);
   AttentionOutputs out;
   // float32, so that 16-bit storage of the result does not hide errors.
   out.y = Tensor::empty(expected.out.y.shape());
@@ -101,15 +104,16 @@ void compare(SweepCase c, Count& count) {
 
 void sweep(uint64_t first, int cases, DType dtype, const SweepLimits& limits) {
   Count count;
+  const std::vector<SimdTarget>& targets = supported_targets();
   for (int n = 0; n < cases && !::testing::Test::HasFailure(); ++n) {
     compare(attention_case(first + static_cast<uint64_t>(n), Family::everything, dtype, limits),
-            count);
+            targets[static_cast<size_t>(n) % targets.size()], count);
   }
   EXPECT_LT(count.unfair * 10, count.rows);
 }
 
 TEST(Plain, FollowsTheOracleOnSmallShapes) {
-  sweep(0, 1500, DType::f32, {});
+  sweep(0, 2000, DType::f32, {});
 }
 
 // More queries than a block has rows, more keys than an inner block, heads beyond a vector.
@@ -223,6 +227,7 @@ TEST(PlainBits, APackedBatchEqualsItsMembers) {
   in.q_segments = Tensor::zeros({1, N}, DType::i32);
   in.k_segments = Tensor::zeros({1, M}, DType::i32);
   in.slopes = random({H}, 14);
+  in.score_w = random({D}, 18);
   AttentionUpstream up;
   up.dy = random({1, H, N, Dv}, 15);
   up.dentropy = random({1, H, N}, 16);
@@ -233,7 +238,9 @@ TEST(PlainBits, APackedBatchEqualsItsMembers) {
     in.q_segments.slice(1, q, q + queries[s]).fill(id);
     in.k_segments.slice(1, k, k + keys[s]).fill(id);
   }
-  for (const Score& score : {Score(Dot{}), Score(Cosine{}), Score(L2{0.2})}) {
+  const std::vector<SimdTarget>& targets = supported_targets();
+  size_t turn = 0;
+  for (const Score& score : {Score(Dot{}), Score(Cosine{}), Score(L2{0.2}), Score(Additive{})}) {
     for (const Normalizer& normalizer :
          {Normalizer(Softmax{}), Normalizer(Sparsemax{}), Normalizer(TopK{5})}) {
       AttentionSpec spec{.score = score,
@@ -243,7 +250,8 @@ TEST(PlainBits, APackedBatchEqualsItsMembers) {
       spec.masks = {Window{40, 60, Align::bottom_right}};
       AttentionSpec packed = spec;
       packed.masks.push_back(Segments{});
-      const Bound bound = bind_plain(packed, in);
+      const SimdTarget target = targets[turn++ % targets.size()];
+      const Bound bound = bind_plain(packed, in, target);
       const AttentionOutputs out = bound.forward();
       const AttentionGradients g = bound.backward(out, up);
       q = k = 0;
@@ -251,11 +259,12 @@ TEST(PlainBits, APackedBatchEqualsItsMembers) {
         const auto row = [&](const Tensor& t) { return t.slice(2, q, q + queries[s]); };
         const auto key = [&](const Tensor& t) { return t.slice(2, k, k + keys[s]); };
         AttentionInputs own;
-        own.q = row(in.q), own.k = key(in.k), own.v = key(in.v), own.slopes = in.slopes;
+        own.q = row(in.q), own.k = key(in.k), own.v = key(in.v), own.slopes = in.slopes,
+        own.score_w = in.score_w;
         const AttentionUpstream own_up{.dy = row(up.dy),
                                        .dentropy = row(up.dentropy).contiguous(),
                                        .dcoverage = key(up.dcoverage).contiguous()};
-        const Bound alone = bind_plain(spec, own);
+        const Bound alone = bind_plain(spec, own, target);
         const AttentionOutputs o = alone.forward();
         const AttentionGradients og = alone.backward(o, own_up);
         EXPECT_TRUE(same_bits(row(out.y), o.y)) << s;
