@@ -214,7 +214,9 @@ int64_t Tensor::offset_of(std::initializer_list<int64_t> index) const {
   int64_t offset = 0;
   int d = 0;
   for (int64_t i : index) {
-    require(i >= 0 && i < shape_[d], "index {} in dimension {} of shape {}", i, d, shape_.str());
+    if (i < 0 || i >= shape_[d]) [[unlikely]] {  // the message is costly, so only then
+      require(false, "index {} in dimension {} of shape {}", i, d, shape_.str());
+    }
     offset += i * strides_[d++];
   }
   return offset;
@@ -224,8 +226,9 @@ double Tensor::item(const Dims& index) const {
   require(index.size() == rank(), "{} indices for a tensor of rank {}", index.size(), rank());
   int64_t offset = 0;
   for (int d = 0; d < rank(); ++d) {
-    require(index[d] >= 0 && index[d] < shape_[d], "index {} outside shape {}", index.str(),
-            shape_.str());
+    if (index[d] < 0 || index[d] >= shape_[d]) [[unlikely]] {
+      require(false, "index {} outside shape {}", index.str(), shape_.str());
+    }
     offset += index[d] * strides_[d];
   }
   return with_type(dtype_, [&]<class T>(T*) {

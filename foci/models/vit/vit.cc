@@ -22,11 +22,41 @@ nn::EncoderConfig encoder_config(const VitConfig& c) {
   return e;
 }
 
-// The mean of x[h][begin … end) for one head.
-double mean_of(const Tensor& x, int64_t head, int64_t begin, int64_t end) {
+// The mean of x [1, H, N] over [begin, end) of one head.
+template <class T>
+float mean_of(const Tensor& x, int64_t head, int64_t begin, int64_t end) {
+  const T* const row = x.data<T>() + head * x.dim(2);
   double sum = 0;
-  for (int64_t i = begin; i < end; ++i) sum += x.item({0, head, i});
-  return sum / static_cast<double>(std::max<int64_t>(1, end - begin));
+  for (int64_t i = begin; i < end; ++i) sum += static_cast<double>(row[i]);
+  return static_cast<float>(sum / static_cast<double>(std::max<int64_t>(1, end - begin)));
+}
+
+// Picture p of `count`, whose tokens are [begin, end), `extra` of them before its patches.
+template <class T>
+PictureAttention read_picture(const std::vector<nn::AttentionRecord>& records,
+                              int64_t encoder_layers, int64_t H, int64_t p, int64_t count,
+                              int64_t begin, int64_t end, int64_t extra) {
+  const auto layers = static_cast<int64_t>(records.size());
+  const int64_t P = end - begin - extra;
+  PictureAttention picture{Tensor::zeros({layers, H, P}), Tensor::zeros({layers, H}),
+                           Tensor::zeros({layers, H})};
+  for (int64_t l = 0; l < layers; ++l) {
+    const nn::AttentionRecord& r = records[static_cast<size_t>(l)];
+    const bool is_pooler = l == encoder_layers;
+    const int64_t row = is_pooler ? p : begin, row_end = is_pooler ? p + 1 : end;
+    for (int64_t h = 0; h < H; ++h) {
+      // The keys of this picture, in the pooling query's row or in the sums over all rows.
+      const bool exact = r.weights.defined();
+      const T* const from = exact ? r.weights.data<T>() + (h * count + p) * r.weights.dim(3)
+                                  : r.coverage.data<T>() + h * r.coverage.dim(2);
+      const T share = exact ? T{1} : T{1} / static_cast<T>(P);
+      float* const map = picture.maps.data<float>() + (l * H + h) * P;
+      for (int64_t j = 0; j < P; ++j) map[j] = static_cast<float>(from[begin + extra + j] * share);
+      picture.entropy.at<float>(l, h) = mean_of<T>(r.entropy, h, row, row_end);
+      picture.max_weight.at<float>(l, h) = mean_of<T>(r.max_weight, h, row, row_end);
+    }
+  }
+  return picture;
 }
 
 }  // namespace
@@ -143,7 +173,7 @@ typename Vit<T>::Look Vit<T>::look(const Tensor& patches, const std::vector<Patc
   constexpr size_t kPictures = 16;
   const int64_t extra = config_.pooling == Pooling::class_token ? 1 : 0;
   const Packed all(patches, grids, 0, config_.patch_values());
-  const int64_t H = config_.heads, layers = map_layers();
+  const int64_t H = config_.heads;
   Look look;
   look.logits = Tensor::zeros(
       {static_cast<int64_t>(grids.size()), static_cast<int64_t>(config_.classes.size())});
@@ -174,31 +204,9 @@ typename Vit<T>::Look Vit<T>::look(const Tensor& patches, const std::vector<Patc
     look.logits.slice(0, static_cast<int64_t>(first), static_cast<int64_t>(last))
         .copy_from(logits.value());
 
-    const std::vector<nn::AttentionRecord>& records = observer.records();
     for (int64_t p = 0; p < count; ++p) {
-      const int64_t begin = packed.offsets[p], end = packed.offsets[p + 1];
-      const int64_t P = end - begin - extra;
-      PictureAttention picture{Tensor::zeros({layers, H, P}), Tensor::zeros({layers, H}),
-                               Tensor::zeros({layers, H})};
-      for (int64_t l = 0; l < layers; ++l) {
-        const nn::AttentionRecord& r = records[static_cast<size_t>(l)];
-        const bool is_pooler = l == config_.layers;
-        for (int64_t h = 0; h < H; ++h) {
-          float* const map = picture.maps.template data<float>() + (l * H + h) * P;
-          for (int64_t j = 0; j < P; ++j) {
-            const int64_t key = begin + extra + j;
-            map[j] = static_cast<float>(r.weights.defined() ? r.weights.item({0, h, p, key})
-                                                            : r.coverage.item({0, h, key}) /
-                                                                  static_cast<double>(P));
-          }
-          const int64_t row = is_pooler ? p : begin, row_end = is_pooler ? p + 1 : end;
-          picture.entropy.template at<float>(l, h) =
-              static_cast<float>(mean_of(r.entropy, h, row, row_end));
-          picture.max_weight.template at<float>(l, h) =
-              static_cast<float>(mean_of(r.max_weight, h, row, row_end));
-        }
-      }
-      look.pictures.push_back(std::move(picture));
+      look.pictures.push_back(read_picture<T>(observer.records(), config_.layers, H, p, count,
+                                              packed.offsets[p], packed.offsets[p + 1], extra));
     }
   }
   return look;
