@@ -1,16 +1,19 @@
 // Linear layers, forward and both backward products, against oneDNN's sgemm and the multiply-add
-// peak, in one run. Prints a table: `dense_bench [seconds a measurement]`.
+// peak, in one run; one thread by its CPU time, more by the wall clock. Prints a table:
+// `dense_bench [seconds a measurement]`.
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <vector>
+#include <functional>
+#include <string>
 
 #include "fma_peak.h"
 #include "foci/core/rng.h"
 #include "foci/core/simd_target.h"
+#include "foci/core/tensor.h"
 #include "foci/core/threads.h"
 #include "foci/kernels/dense.h"
 #include "interleaved.h"
@@ -19,12 +22,15 @@ namespace foci {
 using kernels::Activation;
 namespace {
 
-std::vector<float> random_floats(int64_t n, uint64_t seed) {
-  Rng rng(seed);
-  std::vector<float> v(static_cast<size_t>(n));
-  for (float& x : v) x = static_cast<float>(2 * rng.uniform() - 1);
-  return v;
-}
+// 64-byte aligned, as every tensor is.
+struct Floats {
+  explicit Floats(int64_t n, uint64_t seed = 0) : tensor(Tensor::zeros({n})) {
+    Rng rng(seed);
+    for (float& x : tensor.span<float>()) x = static_cast<float>(2 * rng.uniform() - 1);
+  }
+  float* data() const { return tensor.data<float>(); }
+  Tensor tensor;
+};
 
 // oneDNN runs on OpenMP, whichever runtime it was linked with.
 void set_openmp_threads(int n) {
@@ -33,9 +39,8 @@ void set_openmp_threads(int n) {
 
 void bench_shape(int64_t rows, int64_t inputs, int64_t outputs, SimdTarget target, int threads,
                  double peak, double seconds) {
-  const auto x = random_floats(rows * inputs, 1), w = random_floats(outputs * inputs, 2),
-             bias = random_floats(outputs, 3), dy = random_floats(rows * outputs, 4);
-  std::vector<float> y(dy.size()), pre(dy.size()), dx(x.size()), dw(w.size()), db(bias.size());
+  const Floats x(rows * inputs, 1), w(outputs * inputs, 2), bias(outputs, 3), dy(rows * outputs, 4);
+  const Floats y(rows * outputs), pre(rows * outputs), dx(rows * inputs), dw(outputs * inputs);
   const double flops = 2.0 * static_cast<double>(rows * inputs * outputs);
   const auto forward = [&](const float* b, float* before, Activation activation) {
     kernels::linear_forward(target, {.rows = rows,
@@ -79,8 +84,9 @@ void bench_shape(int64_t rows, int64_t inputs, int64_t outputs, SimdTarget targe
          kernels::linear_backward_weight(target, rows, inputs, outputs, dy.data(), outputs,
                                          x.data(), inputs, dw.data(), nullptr, false);
        }}};
+  const auto clock = threads == 1 ? bench::ClockKind::thread_cpu : bench::ClockKind::wall;
   for (const Pair& p : pairs) {
-    const auto t = bench::interleaved({{"oneDNN", p.dnnl}, {"foci", p.own}}, seconds);
+    const auto t = bench::interleaved({{"oneDNN", p.dnnl}, {"foci", p.own}}, seconds, clock);
     const double own = flops / t[1].seconds * 1e-9;
     std::printf("%5ld %4ld %4ld  %d  %-10s %8.1f %8.1f   %5.1f %%   %.2f  [%.2f, %.2f]\n",
                 static_cast<long>(rows), static_cast<long>(inputs), static_cast<long>(outputs),

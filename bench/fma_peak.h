@@ -7,8 +7,9 @@
 namespace foci::bench {
 
 // 10⁹ floating-point operations a second (a multiply-add counts two) that `threads` threads reach
-// together on `target`: the best of several runs, about 0.2 s in all. Where the target has no fused
-// multiply-add (baseline on x86) it is the rate of a multiplication and an addition.
+// together on `target`, by their CPU time: the best of several runs, about 0.2 s in all. Where the
+// target has no fused multiply-add (baseline on x86) it is the rate of a multiplication and an
+// addition.
 double fma_peak_gflops(SimdTarget target, int threads);
 
 }  // namespace foci::bench

@@ -21,9 +21,14 @@ struct Timing {
   double speedup, speedup_low, speedup_high;
 };
 
-// Each candidate runs once to warm up, then in every round as often as fills `sample_seconds`
-// (measured on the first candidate). Rounds last until `seconds` are spent, at least 5.
+enum class ClockKind { wall, thread_cpu };  // thread_cpu: of the calling thread alone
+
+// In every round each candidate in turn waits until threads that spin after their work have gone to
+// sleep (OpenMP's do so for milliseconds, and would take a core from the next candidate), warms up
+// with one call, and then runs as often as fills `sample_seconds` (measured on the first
+// candidate). Rounds last until `seconds` of measured time are spent, at least 5.
+// For candidates with one thread thread_cpu is the clock that a busy machine disturbs least.
 std::vector<Timing> interleaved(const std::vector<Candidate>& candidates, double seconds = 0.5,
-                                double sample_seconds = 0.002);
+                                ClockKind clock = ClockKind::wall, double sample_seconds = 0.002);
 
 }  // namespace foci::bench
