@@ -40,16 +40,22 @@ void LandmarkTally::add(std::span<const float> attention, std::span<const uint8_
           "LandmarkTally: {} attention values for {} layers × {} heads × {} patches",
           attention.size(), layers_, heads_, patches);
   std::vector<double> scene(all);  // kept aside until every head has been read without an error
-  std::vector<float> mean(patches, 0.0f);
+  std::vector<float> mean(patches, 0.0f), last(patches, 0.0f);
   for (size_t i = 0; i < all; ++i) {
     const std::span<const float> map = attention.subspan(i * patches, patches);
     scene[i] = landmark_hit(map, landmark);
     double sum = 0;
     for (float a : map) sum += a;
     const double factor = sum > 0 ? 1 / sum : 0;
-    for (size_t p = 0; p < patches; ++p) mean[p] += static_cast<float>(map[p] * factor);
+    const bool in_last = i >= all - static_cast<size_t>(heads_);
+    for (size_t p = 0; p < patches; ++p) {
+      const float scaled = static_cast<float>(map[p] * factor);
+      mean[p] += scaled;
+      if (in_last) last[p] += scaled;
+    }
   }
-  combined_.push_back(landmark_hit(mean, landmark));
+  all_heads_.push_back(landmark_hit(mean, landmark));
+  last_layer_.push_back(landmark_hit(last, landmark));
   sources_.push_back(source);
   hits_.insert(hits_.end(), scene.begin(), scene.end());
   const auto marked = std::count_if(landmark.begin(), landmark.end(), [](uint8_t f) { return f; });
@@ -85,8 +91,12 @@ Estimate LandmarkTally::head(int64_t layer, int64_t head, uint64_t seed) const {
   return bootstrap_mean(values, sources_, seed);
 }
 
-Estimate LandmarkTally::combined(uint64_t seed) const {
-  return bootstrap_mean(combined_, sources_, seed);
+Estimate LandmarkTally::all_heads(uint64_t seed) const {
+  return bootstrap_mean(all_heads_, sources_, seed);
+}
+
+Estimate LandmarkTally::last_layer(uint64_t seed) const {
+  return bootstrap_mean(last_layer_, sources_, seed);
 }
 
 Estimate LandmarkTally::mean_head(uint64_t seed) const {

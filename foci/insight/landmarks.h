@@ -1,8 +1,9 @@
 // Landmark hit rates: does the most-attended patch lie on what is to be recognised?
 //
 // A *reading* is one map over the patches of a scene: one head's attention, or the mean of several
-// heads. Its landmark hit rate is the share of scenes whose most-attended patch is a landmark.
-// L layers, H heads, P patches of a scene (scenes may differ in P).
+// heads, each scaled to sum 1 over the patches first so that none outshouts the rest. Its landmark
+// hit rate is the share of scenes whose most-attended patch is a landmark. L layers, H heads, P
+// patches of a scene (scenes may differ in P).
 #pragma once
 
 #include <cstdint>
@@ -19,19 +20,18 @@ namespace foci::insight {
 // chance would. Throws ArgumentError where sizes differ, P is 0 or a value is not finite.
 double landmark_hit(std::span<const float> map, std::span<const uint8_t> landmark);
 
-// Collects scenes; memory is L·H + 2 numbers a scene.
+// Collects scenes; memory is L·H + 3 numbers a scene.
 class LandmarkTally {
  public:
   LandmarkTally(int64_t layers, int64_t heads);
 
-  // One scene: attention [L, H, P] ≥ 0, landmark [P]. Besides each head, the mean over all heads of
-  // all layers is read, each head scaled to sum 1 over the patches so that none outshouts the rest.
+  // One scene: attention [L, H, P] ≥ 0, landmark [P].
   // Scenes of one `source` show the same thing and are drawn together in the bootstrap.
   void add(std::span<const float> attention, std::span<const uint8_t> landmark, int64_t source);
 
   int64_t layers() const { return layers_; }
   int64_t heads() const { return heads_; }
-  int64_t scenes() const { return static_cast<int64_t>(combined_.size()); }
+  int64_t scenes() const { return static_cast<int64_t>(all_heads_.size()); }
 
   // What looking anywhere would score: the mean share of landmark patches.
   double chance() const;
@@ -43,15 +43,16 @@ class LandmarkTally {
 
   // Rates with bootstrap intervals over sources.
   Estimate head(int64_t layer, int64_t head, uint64_t seed) const;
-  Estimate combined(uint64_t seed) const;   // of the mean map over all heads
-  Estimate mean_head(uint64_t seed) const;  // the rate of a head drawn at random
+  Estimate all_heads(uint64_t seed) const;   // of the mean map over all heads of all layers
+  Estimate last_layer(uint64_t seed) const;  // of the mean map over the last layer's heads
+  Estimate mean_head(uint64_t seed) const;   // the rate of a head drawn at random
 
  private:
   int64_t layers_, heads_;
-  std::vector<double> hits_;      // [scenes, L, H]
-  std::vector<double> combined_;  // [scenes]
-  std::vector<int64_t> sources_;  // [scenes]
-  double landmark_share_ = 0;     // sum over scenes
+  std::vector<double> hits_;                    // [scenes, L, H]
+  std::vector<double> all_heads_, last_layer_;  // [scenes]
+  std::vector<int64_t> sources_;                // [scenes]
+  double landmark_share_ = 0;                   // sum over scenes
 };
 
 }  // namespace foci::insight

@@ -252,7 +252,7 @@ Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
     out.body += fmt::format(
         "<text class=\"tick mid\" transform=\"translate({:.1f} {:.1f}) rotate(-90)\">{}</text>",
         left - 7, middle,
-        unit.height >= 40 ? fmt::format("layer {}", l + 1) : std::to_string(l + 1));
+        unit.height >= 46 ? fmt::format("layer {}", l + 1) : std::to_string(l + 1));
     for (int64_t h = 0; h < scene.heads; ++h) {
       const Box box = box_at(scene, left + pitch * static_cast<double>(h), y, tile, tile * 1.6);
       out.body +=

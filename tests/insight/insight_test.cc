@@ -133,12 +133,19 @@ TEST(LandmarkTally, RatesOfHeadsAndOfTheirMean) {
   EXPECT_EQ(tally.head(0, 1, 1).low, 1);
   EXPECT_EQ(tally.mean_head(1).value, 0.75);
   // Second scene: scaled to sum 1, head 1 puts 1.0 and head 0 puts 0.1 on the landmark.
-  EXPECT_EQ(tally.combined(1).value, 1);
+  EXPECT_EQ(tally.all_heads(1).value, 1);
   EXPECT_THROW(tally.add(std::vector<float>{1, 2, 3}, std::vector<uint8_t>{1, 0}, 2),
                ArgumentError);
   EXPECT_THROW(tally.add(std::vector<float>{1, 2, 3, NAN}, std::vector<uint8_t>{1, 0}, 2),
                ArgumentError);
   EXPECT_EQ(tally.scenes(), 2);
+}
+
+TEST(LandmarkTally, TheLastLayerIsReadByItself) {
+  LandmarkTally tally(2, 1);
+  tally.add(std::vector<float>{9, 1, /**/ 4, 6}, std::vector<uint8_t>{0, 1}, 0);
+  EXPECT_EQ(tally.all_heads(1).value, 0);
+  EXPECT_EQ(tally.last_layer(1).value, 1);
 }
 
 TEST(LandmarkTally, LookingAnywhereScoresChance) {
@@ -155,7 +162,7 @@ TEST(LandmarkTally, LookingAnywhereScoresChance) {
   for (double rate : tally.head_rates()) {
     EXPECT_NEAR(rate, tally.chance(), 5 * std::sqrt(0.19 * 0.81 / kScenes));
   }
-  const Estimate e = tally.combined(9);
+  const Estimate e = tally.all_heads(9);
   EXPECT_NEAR(e.value, tally.chance(), 5 * std::sqrt(0.19 * 0.81 / kScenes));
   EXPECT_LT(e.low, e.value);
   EXPECT_GT(e.high, e.value);

@@ -1,0 +1,73 @@
+// What verbs share: common options, interrupts.
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+
+#include "foci/cli/verb.h"
+#include "foci/core/threads.h"
+
+namespace foci::cli {
+namespace {
+
+std::atomic<bool> g_interrupted = false;
+static_assert(std::atomic<bool>::is_always_lock_free);  // else no signal handler may touch it
+
+extern "C" void on_interrupt(int number) {
+  if (g_interrupted) {
+    // Asked twice: leave at once, the way the system does it.
+    signal(number, SIG_DFL);
+    raise(number);
+    return;
+  }
+  g_interrupted = true;
+}
+
+}  // namespace
+
+void declare_quiet(CLI::App& app, Common& common) {
+  app.add_flag("-q,--quiet", common.quiet, "No progress and no remarks on stderr");
+}
+
+void declare_json(CLI::App& app, Common& common) {
+  app.add_flag("--json", common.json, "Print the result as one JSON object");
+}
+
+void declare_seed(CLI::App& app, Common& common) {
+  // A minus sign would be taken for a very large number.
+  const auto natural = [](const std::string& text) {
+    return text.find('-') == std::string::npos ? std::string() : "Value " + text + " is below 0";
+  };
+  app.add_option("--seed", common.seed, "Seed of everything random")
+      ->check(natural)
+      ->type_name("N");
+}
+
+void declare_threads(CLI::App& app, Common& common) {
+  app.add_option("--threads", common.threads, "Threads to use (default: all that may be used)")
+      ->check(CLI::Range(1, 4096).description(""))
+      ->type_name("N")
+      ->default_str("");
+}
+
+void apply_threads(const Common& common) {
+  if (common.threads > 0) set_num_threads(common.threads);
+}
+
+void catch_interrupts() {
+  struct sigaction action = {};
+  action.sa_handler = on_interrupt;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+bool interrupted() {
+  return g_interrupted;
+}
+
+const std::atomic<bool>& interrupt_flag() {
+  return g_interrupted;
+}
+
+}  // namespace foci::cli

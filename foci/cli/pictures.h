@@ -1,0 +1,24 @@
+// A trained model and a person's own pictures: what `classify` and `inspect` begin with.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "foci/models/vit/vit.h"
+#include "foci/report/report.h"
+#include "foci/vision/dataset.h"
+
+namespace foci::cli {
+
+struct Pictures {
+  std::unique_ptr<Vit<float>> model;
+  std::vector<report::Scene> scenes;         // one each picture; no truth, no landmarks
+  std::vector<std::vector<double>> entropy;  // [pictures][L·H] nats
+};
+
+// Reads everything before anything is computed, so that a bad picture stops a run early. Throws
+// UsageError for a model or picture that cannot be read.
+Pictures look_at(const std::string& model_folder, const std::vector<std::string>& files);
+
+}  // namespace foci::cli

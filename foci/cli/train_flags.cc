@@ -1,0 +1,93 @@
+#include "foci/cli/train_flags.h"
+
+#include <CLI/CLI.hpp>
+
+#include "foci/cli/verb.h"
+#include "foci/spec/json.h"
+
+namespace foci::cli {
+
+void declare_length(CLI::App& app, TrainFlags& flags) {
+  app.add_option("--minutes", flags.minutes, "How long to train")->type_name("MINUTES");
+  app.add_option("--steps", flags.steps, "Train so many steps instead; the same bits every time")
+      ->type_name("N")
+      ->default_str("");
+}
+
+void declare_shape(CLI::App& app, TrainFlags& flags) {
+  const char* group = "Model";
+  const auto number = [&](const char* name, int64_t& value, const char* about) {
+    app.add_option(name, value, about)->type_name("N")->group(group);
+  };
+  number("--width", flags.width, "Values a token");
+  number("--layers", flags.layers, "Encoder layers");
+  number("--heads", flags.heads, "Attention heads a layer");
+  number("--feed-forward", flags.feed_forward, "Hidden values of the feed-forward part");
+  app.add_option("--pooling", flags.pooling, "class_token, mean or attention")
+      ->type_name("NAME")
+      ->group(group);
+  app.add_option("--spec", flags.spec,
+                 "Attention as JSON, for example '{\"normalizer\":{\"kind\":\"sparsemax\"}}'")
+      ->type_name("TEXT")
+      ->group(group);
+  app.add_option("--dropout", flags.dropout, "Share of values dropped in training")
+      ->type_name("X")
+      ->group(group);
+}
+
+void declare_optimiser(CLI::App& app, TrainFlags& flags) {
+  const char* group = "Optimiser";
+  const auto number = [&](const char* name, double& value, const char* about) {
+    app.add_option(name, value, about)->type_name("X")->group(group);
+  };
+  app.add_option("--batch", flags.batch, "Pictures a step")->type_name("N")->group(group);
+  number("--lr", flags.learning_rate, "Peak learning rate of AdamW");
+  number("--warm-up", flags.warm_up, "Share of the run in which the rate rises");
+  number("--weight-decay", flags.weight_decay, "Decoupled weight decay");
+  number("--clip", flags.clip, "Largest gradient norm; 0 for no limit");
+  number("--label-smoothing", flags.label_smoothing, "Share of a label given to all classes");
+  number("--checkpoint-seconds", flags.checkpoint_seconds, "At most so long between checkpoints");
+}
+
+vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed) {
+  vision::TrainOptions out;
+  if (flags.steps < 0)
+    throw UsageError(fmt::format("--steps: {} given, give 1 or more", flags.steps));
+  if (flags.steps > 0) {
+    out.steps = flags.steps;
+  } else {
+    out.minutes = flags.minutes;
+  }
+  VitConfig& m = out.model;
+  m.width = flags.width;
+  m.layers = flags.layers;
+  m.heads = flags.heads;
+  m.feed_forward = flags.feed_forward;
+  m.dropout = flags.dropout;
+  bool known = false;
+  for (Pooling p : {Pooling::mean, Pooling::class_token, Pooling::attention}) {
+    if (flags.pooling != name_of(p)) continue;
+    m.pooling = p;
+    known = true;
+  }
+  if (!known) {
+    throw UsageError(fmt::format("--pooling: '{}' given, class_token, mean or attention is right",
+                                 flags.pooling));
+  }
+  try {
+    m.attention = spec_from_json_text(flags.spec);
+  } catch (const ArgumentError& e) {
+    throw UsageError(fmt::format("--spec: {}", e.what()));
+  }
+  out.batch = flags.batch;
+  out.schedule.peak = flags.learning_rate;
+  out.schedule.warm_up = flags.warm_up;
+  out.adamw.weight_decay = flags.weight_decay;
+  out.clip = flags.clip;
+  out.label_smoothing = flags.label_smoothing;
+  out.checkpoint_seconds = flags.checkpoint_seconds;
+  out.seed = seed;
+  return out;
+}
+
+}  // namespace foci::cli

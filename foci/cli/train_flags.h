@@ -1,0 +1,36 @@
+// The options of training, as `train vit` and `demo` declare them.
+#pragma once
+
+#include <string>
+
+#include "foci/vision/trainer.h"
+
+namespace CLI {
+class App;
+}
+
+namespace foci::cli {
+
+struct TrainFlags {
+  // How long: steps where given (0 is "not given"), else minutes.
+  int64_t steps = 0;
+  double minutes = 1;
+
+  int64_t width = 64, layers = 4, heads = 4, feed_forward = 256;
+  std::string pooling = "class_token";
+  std::string spec = "{}";  // of attention, as JSON
+  double dropout = 0;
+
+  int64_t batch = 64;
+  double learning_rate = 3e-3, warm_up = 0.1, weight_decay = 0.05, clip = 1, label_smoothing = 0.1;
+  double checkpoint_seconds = 30;
+};
+
+void declare_length(CLI::App& app, TrainFlags& flags);
+void declare_shape(CLI::App& app, TrainFlags& flags);
+void declare_optimiser(CLI::App& app, TrainFlags& flags);
+
+// Throws UsageError where an option holds what it may not.
+vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed);
+
+}  // namespace foci::cli

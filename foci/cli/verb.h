@@ -1,0 +1,91 @@
+// Verb: one thing that the program does; one file each, named like the verb.
+//
+// To add one: write a file with a make_NAME below, and a line in the list of verb.cc.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "foci/core/error.h"
+
+namespace CLI {
+class App;
+}
+
+namespace foci::cli {
+
+// What the shell is told. 130 is the shell's own number for a program ended by Ctrl-C.
+inline constexpr int kOk = 0, kFailure = 1, kUsage = 2, kInterrupted = 130;
+
+// The person asked for something that cannot be, or named a file that cannot be read: ends with
+// kUsage.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Verb {
+ public:
+  virtual ~Verb() = default;
+  // Declares options and arguments, bound to members of the verb.
+  virtual void declare(CLI::App& app) = 0;
+  // A config file that these words imply where they name none; empty for none.
+  virtual std::filesystem::path implied_config(std::span<const std::string>) { return {}; }
+  // Does it and returns the exit code. Results go to stdout, everything else to stderr; failures
+  // are thrown.
+  virtual int run() = 0;
+};
+
+struct VerbEntry {
+  const char* name;  // "demo", or "train vit" for a verb with an object
+  const char* about;
+  std::unique_ptr<Verb> (*make)();
+};
+std::span<const VerbEntry> verbs();
+
+// All settings of a declared verb as a config file holds them.
+std::string settings_json(const CLI::App& app);
+
+// Parses the command line, runs the verb, and turns failures into one line on stderr.
+int run_program(int argc, const char* const* argv);
+
+// ---- options that several verbs share (common.cc) ----
+
+struct Common {
+  bool quiet = false;
+  bool json = false;
+  uint64_t seed = 1;
+  int threads = 0;  // 0: as many as the process may run on
+};
+void declare_quiet(CLI::App& app, Common& common);
+void declare_json(CLI::App& app, Common& common);
+void declare_seed(CLI::App& app, Common& common);
+void declare_threads(CLI::App& app, Common& common);
+// Hands the choice of threads to the library.
+void apply_threads(const Common& common);
+
+// Runs `read` and turns errors about files into UsageErrors.
+template <class F>
+auto reading(F&& read) {
+  try {
+    return read();
+  } catch (const IoError& e) {
+    throw UsageError(e.what());
+  } catch (const FormatError& e) {
+    throw UsageError(e.what());
+  }
+}
+
+// ---- Ctrl-C (common.cc) ----
+
+// From now on the first Ctrl-C (or SIGTERM) only sets a flag, a second one ends the program.
+void catch_interrupts();
+bool interrupted();
+const std::atomic<bool>& interrupt_flag();
+
+}  // namespace foci::cli

@@ -1,0 +1,198 @@
+"""Files that are broken, lie, or are not there: one line, nothing half-written."""
+import json
+import os
+import struct
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import program  # noqa: E402
+from program import JPEG, png, safetensors, write  # noqa: E402
+
+# Enough for the program, far less than the lying files ask for.
+MEMORY = 3 << 30
+
+
+class Pictures(program.ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.model = self.tiny_model()
+        write(self.path("good.png"), png(16, 12, lambda x, y: 15 * x))
+        write(self.path("good.jpg"), JPEG)
+
+    def both_refuse(self, file, says=""):
+        self.refused("classify", self.model, "good.png", file, says=[file, says], code=2,
+                     limit_memory=MEMORY)
+        self.refused("inspect", self.model, file, "--report", "page.html", says=[file, says],
+                     code=2, limit_memory=MEMORY)
+        self.assertFalse(os.path.exists(self.path("page.html")))
+
+    def test_good_ones_are_named_in_order(self):
+        lines = self.ok("classify", self.model, "good.png", "good.jpg").splitlines()
+        self.assertEqual([line.split("\t")[0] for line in lines], ["good.png", "good.jpg"])
+        answer = json.loads(self.ok("classify", self.model, "good.jpg", "--json", "--top", 20))
+        shares = [c["probability"] for c in answer[0]["classes"]]
+        self.assertEqual(len(shares), 10)
+        self.assertAlmostEqual(sum(shares), 1, places=5)
+        self.assertEqual(shares, sorted(shares, reverse=True))
+
+    def test_missing_empty_and_not_a_picture(self):
+        self.both_refuse("nowhere.png")
+        write(self.path("empty.png"), b"")
+        self.both_refuse("empty.png")
+        write(self.path("text.png"), b"this is no picture at all, not even a little")
+        self.both_refuse("text.png")
+        self.both_refuse("model")
+
+    def test_truncated(self):
+        for name in ("good.png", "good.jpg"):
+            data = program.read(self.path(name))
+            for keep in (4, 20, len(data) // 2, len(data) - 14):
+                write(self.path("cut-" + name), data[:keep])
+                self.both_refuse("cut-" + name)
+
+    def test_larger_than_memory(self):
+        write(self.path("huge.png"), png(4, 4, lambda x, y: 0, claimed=(2000000000, 2000000000)))
+        self.both_refuse("huge.png", "2000000000")
+        write(self.path("wide.png"), png(4, 4, lambda x, y: 0, claimed=(1000000, 1000)))
+        self.both_refuse("wide.png", "1000000")
+        at = JPEG.index(b"\xff\xc0")
+        lying = JPEG[:at + 5] + struct.pack(">HH", 65500, 65500) + JPEG[at + 9:]
+        write(self.path("huge.jpg"), lying)
+        self.both_refuse("huge.jpg", "65500")
+
+    def test_inspect_writes_a_page_and_numbers(self):
+        out = json.loads(self.ok("inspect", self.model, "good.png", "good.jpg", "--report",
+                                 "page.html", "--json"))
+        self.assertEqual([p["image"] for p in out["pictures"]], ["good.png", "good.jpg"])
+        self.assertEqual(out["pictures"][0]["grid"], [3, 4])
+        page = program.read(self.path("page.html")).decode()
+        self.assertIn("Content-Security-Policy", page)
+        self.assertIn("good.jpg", page)
+        self.assertNotIn("<script", page)
+
+
+class Folders(program.ProgramTest):
+    def train(self, folder, says):
+        self.refused("train", "vit", *program.TINY, "--steps", 2, "--data", folder, "--out",
+                     "model", says=says, code=2)
+        self.assertFalse(os.path.exists(self.path("model")))
+
+    def test_data_that_is_none(self):
+        self.train("nowhere", "nowhere")
+        os.makedirs(self.path("empty"))
+        self.train("empty", "empty")
+        os.makedirs(self.path("hollow", "cats"))
+        os.makedirs(self.path("hollow", "dogs"))
+        self.train("hollow", "hollow")
+        for name in ("a.png", "b.png"):
+            write(self.path("single", "cats", name), png(8, 8, lambda x, y: 9))
+        self.train("single", "single")
+        for name in ("cats/a.png", "cats/b.png", "dogs/a.png", "dogs/b.png"):
+            write(self.path("bad", name), png(8, 8, lambda x, y: 9)[:30 if "s/b" in name else None])
+        self.train("bad", "b.png")
+
+    def test_a_folder_of_ones_own(self):
+        for i in range(10):
+            write(self.path("data", "dark", f"{i}.png"), png(12, 9 + i, lambda x, y: 10 + i))
+            write(self.path("data", "light", f"{i}.png"), png(9 + i, 12, lambda x, y: 240 - i))
+        out = json.loads(self.ok("train", "vit", *program.TINY, "--steps", 60, "--lr", "0.01",
+                                 "--data", "data", "--out", "model", "--report", "page.html",
+                                 "--json", "-q"))
+        self.assertEqual(out["accuracy"]["count"], 4)
+        self.assertEqual(out["accuracy"]["value"], 1)
+        self.assertIn("dark", self.ok("classify", "model", "data/dark/0.png", "--top", 1))
+        self.assertIn("light", self.ok("classify", "model", "data/light/0.png", "--top", 1))
+        self.assertIn("light", program.read(self.path("page.html")).decode())
+
+
+class Models(program.ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.model = self.tiny_model()
+        write(self.path("a.png"), png(16, 16, lambda x, y: 100))
+
+    def refuse(self, says):
+        self.refused("classify", self.model, "a.png", says=says, code=2, limit_memory=MEMORY)
+
+    def test_no_folder_no_config_no_weights(self):
+        self.refused("classify", "nowhere", "a.png", says="nowhere", code=2)
+        os.rename(self.path("model", "config.json"), self.path("config.json"))
+        self.refuse("config.json")
+        os.rename(self.path("config.json"), self.path("model", "config.json"))
+        os.remove(self.path("model", "model.safetensors"))
+        self.refuse("model.safetensors")
+
+    def test_configs_that_lie(self):
+        path = self.path("model", "config.json")
+        good = json.loads(program.read(path))
+        for key, value in (("hidden_size", 32), ("num_hidden_layers", 2), ("hidden_size", "many"),
+                           ("patch_size", 0), ("num_attention_heads", 3),
+                           ("hidden_size", 10 ** 9)):
+            self.assertIn(key, good)
+            write(path, json.dumps({**good, key: value}).encode())
+            self.refuse("model/")
+        for text in (b"", b"{", b"[]", b"\xff\xfe"):
+            write(path, text)
+            self.refuse("config.json")
+
+    def test_weights_that_lie(self):
+        path = self.path("model", "model.safetensors")
+        good = program.read(path)
+        for keep in (0, 7, 8, 50, len(good) // 2, len(good) - 1):
+            write(path, good[:keep])
+            self.refuse("model.safetensors")
+        entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+        for bad in (safetensors(b"{}", length=1 << 60), safetensors(b"{}", length=100 << 20),
+                    safetensors({"w": {**entry, "data_offsets": [0, 400]}}, bytes(4)),
+                    safetensors({"w": {**entry, "dtype": "Q7"}}, bytes(4)),
+                    safetensors({"w": {**entry, "shape": [1 << 40, 1 << 40]}}, bytes(4)),
+                    safetensors({"w": entry, "v": entry}, bytes(4)),
+                    safetensors(b'{"w":%s,"w":%s}' % ((json.dumps(entry).encode(),) * 2), bytes(4)),
+                    safetensors(b"not json"), safetensors({"w": entry}, bytes(4))):
+            write(path, bad)
+            self.refuse("model.safetensors")
+
+
+class Cases(program.ProgramTest):
+    def test_verify_says_what_passed_and_what_cannot_be_read(self):
+        os.makedirs(self.path("empty"))
+        write(self.path("broken.safetensors"), b"12345")
+        for path in ("nowhere", "empty", "broken.safetensors"):
+            result = self.foci("verify", path)
+            self.assertEqual(result.returncode, 2)
+            self.assertEqual(result.stderr.count("\n"), 1)
+            self.assertIn(path, result.stderr)
+            self.assertEqual(result.stdout, "0 passed, 0 failed\n")
+        self.refused("verify", "broken.safetensors", "--implementation", "quick",
+                     says="--implementation", code=2)
+        self.refused("verify", "broken.safetensors", "--target", "avx9", says="avx9", code=2)
+
+    def case(self, expected):
+        header, data = {"__metadata__": {"op": "foci.attention", "attributes": "{}"}}, b""
+        # One query on two equal keys: the mean of the values.
+        for name, shape, values in (("in.q", [1, 1, 1, 2], [1, 2]),
+                                    ("in.k", [1, 1, 2, 2], [3, 4, 3, 4]),
+                                    ("in.v", [1, 1, 2, 1], [5, 7]),
+                                    ("out.y", [1, 1, 1, 1], [expected])):
+            end = len(data) + 4 * len(values)
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), end]}
+            data += struct.pack(f"<{len(values)}f", *values)
+        return write(self.path("case.safetensors"), safetensors(header, data))
+
+    def test_right_and_wrong_cases(self):
+        self.case(6)
+        self.assertEqual(self.ok("verify", "case.safetensors"), "1 passed, 0 failed\n")
+        self.assertEqual(self.ok("verify", "."), "1 passed, 0 failed\n")
+        self.assertEqual(self.ok("verify", ".", "--reference"), "1 passed, 0 failed\n")
+        self.case(6.5)
+        result = self.foci("verify", "case.safetensors")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("case.safetensors", result.stdout.splitlines()[0])
+        self.assertTrue(result.stdout.endswith("0 passed, 1 failed\n"))
+        answer = json.loads(self.foci("verify", "case.safetensors", "--json").stdout)
+        self.assertEqual((answer["passed"], answer["failed"]), (0, 1))
+        self.assertEqual(answer["failures"][0]["tensor"], "y")
+
+
+if __name__ == "__main__":
+    program.main()
