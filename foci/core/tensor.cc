@@ -194,9 +194,10 @@ int64_t Tensor::dim(int i) const { return shape_[normalise(i, rank(), "Tensor::d
 int64_t Tensor::stride(int i) const { return strides_[normalise(i, rank(), "Tensor::stride")]; }
 
 bool Tensor::is_contiguous() const {
+  if (numel_ == 0) return true;  // and its other sizes may be too large to multiply
   int64_t step = 1;
   for (int i = rank() - 1; i >= 0; --i) {
-    if (shape_[i] != 1 && strides_[i] != step) return numel_ == 0;
+    if (shape_[i] != 1 && strides_[i] != step) return false;
     step *= shape_[i];
   }
   return true;
