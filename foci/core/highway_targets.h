@@ -7,4 +7,7 @@
 
 #if defined(__x86_64__) || defined(_M_X64)
 #define HWY_DISABLED_TARGETS (0xFFLL | HWY_SSE4 | HWY_SSSE3)
+#elif defined(__aarch64__)
+// Kernels keep vectors in arrays, which SVE's sizeless types do not allow.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #endif
