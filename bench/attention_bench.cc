@@ -81,12 +81,12 @@ Measured measure(const Row& row, bool backward, double peak, double seconds) {
   std::vector<Candidate> candidates;
   for (Implementation id : {Implementation::plain, Implementation::fused}) {
     const Bound bound = Plan::make(row.spec, s, {id, std::nullopt}).bind(in);
-    const AttentionOutputs saved = bound.forward();
+    AttentionOutputs saved = bound.forward();
     const char* name = id == Implementation::plain ? "plain" : "fused";
     if (backward) {
       candidates.push_back({name, [=] { bound.backward(saved, up); }});
     } else {
-      candidates.push_back({name, [bound, saved]() mutable { bound.forward(saved); }});
+      candidates.push_back({name, [bound, out = saved]() mutable { bound.forward(out); }});
     }
   }
   const std::vector<Timing> t = interleaved(candidates, seconds);
