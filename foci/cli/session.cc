@@ -111,6 +111,13 @@ report::Report report_of(const std::vector<std::string>& classes, const TrainOut
     r.steps.push_back({p.step, p.loss, p.accuracy, p.learning_rate, p.grad_norm});
   }
   r.evaluations = outcome.evaluations;
+  const double smoothing = outcome.trainer->options().label_smoothing;
+  if (smoothing > 0) {
+    r.training_note = fmt::format(
+        "In training {:g} % of each label is shared among all classes, and pictures are varied, so "
+        "the training loss stays above that of held-back pictures.",
+        100 * smoothing);
+  }
   r.confusion.counts = test.confusion.counts();
   r.gallery = test.gallery;
   r.mistakes = test.mistakes;

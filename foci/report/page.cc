@@ -71,10 +71,12 @@ Section gallery(const Report& r) {
     truth |= scene.truth.has_value();
   }
   s.body = paragraph(
-      "",
-      fmt::format("{} On the left is the picture as the model saw it; beside it the same picture "
-                  "once for each head, one row a layer, with the head's attention laid over it.",
-                  truth ? "Pictures that were never trained on." : "The pictures given."));
+      "", fmt::format(
+              "{} On the left of each card is the picture as the model saw it; beside it the same "
+              "picture "
+              "once for each head, one row a layer, with the head's attention laid over it, and "
+              "below it what the last layer's heads look at together.",
+              truth ? "Pictures that were never trained on." : "The pictures given."));
   if (!r.reading.empty()) {
     s.body +=
         paragraph("how", "How to read it: a patch's colour is " + r.reading +
@@ -137,6 +139,7 @@ Section curves(const Report& r) {
                      "Each chart has the training step on the horizontal axis. Light bands span "
                      "the smallest and largest value of neighbouring steps, the line is their "
                      "mean; dots are measured on pictures held back from training.");
+  if (!r.training_note.empty()) s.body += paragraph("how", r.training_note);
   Line loss{"training batch", {}, {}, 0, false}, accuracy = loss, rate = loss, norm = loss;
   rate.label = "learning rate";
   norm.label = "gradient norm";

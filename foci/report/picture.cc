@@ -216,6 +216,20 @@ std::string outline_path(const std::vector<uint8_t>& landmark, int64_t rows, int
   return d;
 }
 
+std::vector<float> last_layer_mean(const Scene& scene) {
+  const size_t patches = static_cast<size_t>(scene.rows * scene.columns);
+  std::vector<float> mean(patches, 0.0f);
+  for (int64_t h = 0; h < scene.heads; ++h) {
+    const float* map =
+        &scene.attention[static_cast<size_t>((scene.layers - 1) * scene.heads + h) * patches];
+    double sum = 0;
+    for (size_t p = 0; p < patches; ++p) sum += map[p];
+    const double factor = sum > 0 ? 1 / (sum * static_cast<double>(scene.heads)) : 0;
+    for (size_t p = 0; p < patches; ++p) mean[p] += static_cast<float>(map[p] * factor);
+  }
+  return mean;
+}
+
 Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
                  const std::string& id) {
   constexpr double kHeader = 20, kGap = 4, kLabel = 18;
@@ -241,6 +255,14 @@ Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
   out.body += original(scene, id, first);
   const double words_y = beside ? kHeader + first.height + 18 : kHeader + 14;
   out.body += verdict(scene, classes, beside ? 0 : original_width + 14, words_y);
+  // What the heads of the last layer look at together: below the words, or right of them.
+  const double words = (scene.truth ? 17 : 0) + 17 + (scene.probabilities.empty() ? 0 : 17);
+  const Box together = beside
+                           ? box_at(scene, 0, words_y + words + 14, original_width, 180)
+                           : box_at(scene, kWidth - original_width, kHeader, original_width, 180);
+  out.body += text("tick", together.x, together.y - 7, "last layer, mean");
+  out.body +=
+      overlay(scene, last_layer_mean(scene).data(), id, together, "mean of the last layer's heads");
   for (int64_t h = 0; h < scene.heads; ++h) {
     out.body += text("tick mid", left + pitch * static_cast<double>(h) + tile / 2, grid_top - 8,
                      tile >= 44 ? fmt::format("head {}", h + 1) : std::to_string(h + 1));
@@ -261,22 +283,14 @@ Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
     }
   }
   const double grid_end = grid_top + row * static_cast<double>(scene.layers);
-  out.height = static_cast<int>(std::ceil(std::max(grid_end, words_y + (beside ? 40 : 0)))) + 2;
+  out.height = static_cast<int>(std::ceil(std::max(grid_end, together.y + together.height))) + 2;
   return out;
 }
 
 Chart draw_mistake(const Scene& scene, const std::vector<std::string>& classes,
                    const std::string& id) {
   constexpr double kHeader = 20, kTile = 100, kWide = 210;
-  const int64_t patches = scene.rows * scene.columns;
-  std::vector<float> mean(static_cast<size_t>(patches), 0.0f);
-  for (int64_t h = 0; h < scene.heads; ++h) {
-    const int64_t start = ((scene.layers - 1) * scene.heads + h) * patches;
-    for (int64_t p = 0; p < patches; ++p) {
-      mean[static_cast<size_t>(p)] +=
-          scene.attention[static_cast<size_t>(start + p)] / static_cast<float>(scene.heads);
-    }
-  }
+  const std::vector<float> mean = last_layer_mean(scene);
   const Box left = box_at(scene, 0, kHeader, kTile, 150);
   const Box right = box_at(scene, kTile + 10, kHeader, kTile, 150);
   Chart out;

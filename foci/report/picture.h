@@ -16,10 +16,14 @@ Tensor heat_pixels(const float* heat, int64_t rows, int64_t columns);
 // The first patch with the largest value.
 int64_t top_patch(const float* heat, int64_t patches);
 
+// The mean map [R, C] of the last layer's heads, each scaled to sum 1 first.
+std::vector<float> last_layer_mean(const Scene& scene);
+
 // The outline of the landmark patches, as an SVG path in units of patches; empty without any.
 std::string outline_path(const std::vector<uint8_t>& landmark, int64_t rows, int64_t columns);
 
-// The original and every head of every layer. `id` makes the element names unique in the page.
+// The original, every head of every layer, and the last layer's heads together. `id` makes the
+// element names unique in the page.
 Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
                  const std::string& id);
 

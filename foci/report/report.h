@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "foci/core/tensor.h"
@@ -86,6 +87,7 @@ struct Report {
   std::vector<std::string> classes;
   std::vector<StepRecord> steps;
   std::vector<EvaluationRecord> evaluations;
+  std::string training_note;  // a sentence about how to read the curves; may be empty
   Confusion confusion;
   std::string reading;  // what a patch's heat is, as the end of "A patch's colour is …"
   std::vector<Scene> gallery;

@@ -25,9 +25,12 @@ class Help(program.ProgramTest):
             self.assertIn("foci " + verb, text)
             self.assertIn("--config", text)
         demo = self.ok("demo", "--help")
-        for words in ("--minutes MINUTES=1", "--seed N=1", "--threads", "--json", "--anywhere",
-                      "--report", "--out FOLDER=foci-demo", "--steps"):
+        for words in ("--threads", "--json", "--anywhere", "--report", "--steps"):
             self.assertIn(words, demo)
+        # Newer CLI11 writes a default as [1].
+        for words in (r"--minutes MINUTES( \[1\]|=1)", r"--seed N( \[1\]|=1)",
+                      r"--out FOLDER( \[foci-demo\]|=foci-demo)"):
+            self.assertRegex(demo, words)
 
     def test_version(self):
         facts = json.loads(self.ok("version", "--json"))
