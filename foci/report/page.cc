@@ -72,10 +72,9 @@ Section gallery(const Report& r) {
   }
   s.body = paragraph(
       "", fmt::format(
-              "{} On the left of each card is the picture as the model saw it; beside it the same "
-              "picture "
-              "once for each head, one row a layer, with the head's attention laid over it, and "
-              "below it what the last layer's heads look at together.",
+              "{} Each card holds the picture as the model saw it, the same picture once for "
+              "each head (one row a layer) with the head's attention laid over it, and what the "
+              "last layer's heads look at together.",
               truth ? "Pictures that were never trained on." : "The pictures given."));
   if (!r.reading.empty()) {
     s.body +=
@@ -83,7 +82,9 @@ Section gallery(const Report& r) {
                              ". Each head has its own scale, so compare places within a head, "
                              "not colours between heads.");
   }
-  s.body += key(landmarks) + "<div class=\"flow\">\n";
+  const bool wide = r.gallery.front().heads > 6;
+  s.body += key(landmarks);
+  s.body += wide ? "<div class=\"flow wide\">\n" : "<div class=\"flow\">\n";
   for (size_t i = 0; i < r.gallery.size(); ++i) {
     s.body += figure(draw_scene(r.gallery[i], r.classes, fmt::format("g{}", i)), "");
   }

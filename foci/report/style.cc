@@ -67,7 +67,7 @@ font-variant-numeric:tabular-nums;letter-spacing:-.01em;overflow-wrap:anywhere}
 .cards{display:grid;gap:16px;grid-template-columns:repeat(auto-fill,minmax(min(100%,370px),1fr));
 margin:16px 0 0}
 .cards.two{max-width:1000px}
-.flow{columns:370px;column-gap:16px;margin:16px 0 0}.flow.slim{columns:180px}
+.flow{columns:370px;column-gap:16px;margin:16px 0 0}.flow.slim{columns:180px}.flow.wide{columns:560px}
 .flow figure{break-inside:avoid;margin:0 0 16px;max-width:none}
 .side{display:grid;gap:8px 32px;grid-template-columns:repeat(auto-fit,minmax(min(100%,370px),1fr));
 max-width:1000px;align-items:start}
