@@ -24,13 +24,13 @@ inline size_t backward_scratch(int64_t keys, int64_t D, int64_t Dv, RowNormalize
   const int64_t strips = sparse ? 1 : kMaxStrips;
   const int64_t copies = sparse ? HWY_MIN(keys, kKeyBlock) : 0;
   return static_cast<size_t>(strips) *
-             (2 * Scratch::bytes<float>(D * W) + Scratch::bytes<float>(Dv * W)) +
-         Scratch::bytes<float>(Dv * W) + Scratch::bytes<float>(strips * W * round_up(D, L)) +
-         Scratch::bytes<float>(strips * W * round_up(Dv, L)) +
+             (2 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W)) +
+         Carver::bytes<float>(Dv * W) + Carver::bytes<float>(strips * W * round_up(D, L)) +
+         Carver::bytes<float>(strips * W * round_up(Dv, L)) +
          // Weights, their gradients, and the scores that an entropy gradient needs.
-         static_cast<size_t>(2 * strips + 1) * Scratch::bytes<float>(rows * W) +
-         Scratch::bytes<float>(kKeyBlock * W) + Scratch::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock)) +
-         Scratch::bytes<int32_t>(rows) + Scratch::bytes<float>(copies * HWY_MAX(D, Dv));
+         static_cast<size_t>(2 * strips + 1) * Carver::bytes<float>(rows * W) +
+         Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock)) +
+         Carver::bytes<int32_t>(rows) + Carver::bytes<float>(copies * HWY_MAX(D, Dv));
 }
 
 // One strip's panels and row constants.
@@ -178,7 +178,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
   const Strip& s0 = strips[0];
   const int64_t D = s0.D, Dv = s0.Dv;
   const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
-  Scratch mem(scratch);
+  Carver mem(scratch);
   BackwardStrip b[kMaxStrips];
   for (int t = 0; t < count; ++t) {
     b[t].q_panel = mem.take<float>(D * W);
@@ -271,7 +271,7 @@ inline void backward_sparsemax_strip(const Strip& s, const TileGradients& g, int
   const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
   const KeySpan span = span_of(s.mask);
   const int64_t keys = span.end - span.begin;
-  Scratch mem(scratch);
+  Carver mem(scratch);
   float* q_panel = mem.take<float>(D * W);
   float* dq = mem.take<float>(D * W);
   float* dy_panel = mem.take<float>(Dv * W);

@@ -22,11 +22,10 @@ inline size_t forward_scratch(int64_t keys, int64_t D, int64_t Dv, bool whole_ro
   const int64_t W = strip_width();
   const int64_t rows = whole_row ? keys : HWY_MIN(keys, kKeyBlock);
   const int64_t blocks = keys / kKeyBlock + 2;
-  return Scratch::bytes<float>(D * W) + Scratch::bytes<float>(Dv * W) +
-         Scratch::bytes<float>((rows + 1) * W) +
-         Scratch::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock) + 1) +
-         Scratch::bytes<float>(blocks * W) + Scratch::bytes<int32_t>(rows + 1) +
-         Scratch::bytes<float>(HWY_MIN(rows, kKeyBlock) * Dv);
+  return Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
+         Carver::bytes<float>((rows + 1) * W) +
+         Carver::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock) + 1) + Carver::bytes<float>(blocks * W) +
+         Carver::bytes<int32_t>(rows + 1) + Carver::bytes<float>(HWY_MIN(rows, kKeyBlock) * Dv);
 }
 
 // Best score and its first key for each lane, over the masked scores of keys from `first`.
@@ -82,7 +81,7 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
   const KeySpan span = span_of(s.mask);
   const bool whole = o.coverage != nullptr;
   const int64_t rows = whole ? span.end - span.begin : HWY_MIN(span.end - span.begin, kKeyBlock);
-  Scratch mem(scratch);
+  Carver mem(scratch);
   float* panel = mem.take<float>(s.D * W);
   float* acc = mem.take<float>(s.Dv * W);
   float* strip = mem.take<float>((rows + 1) * W);
@@ -190,7 +189,7 @@ inline void forward_sparsemax(const Strip& s, const StripOutputs& o, std::byte* 
   const int64_t W = strip_width();
   const KeySpan span = span_of(s.mask);
   const int64_t keys = span.end - span.begin;
-  Scratch mem(scratch);
+  Carver mem(scratch);
   float* panel = mem.take<float>(s.D * W);
   float* acc = mem.take<float>(s.Dv * W);
   SparseStrip p;
@@ -273,7 +272,7 @@ inline void strip_weights(RowNormalizer normalizer, const Strip& s, float* weigh
   const KeySpan span = span_of(s.mask);
   const int64_t keys = span.end - span.begin;
   if (keys == 0) return;
-  Scratch mem(scratch);
+  Carver mem(scratch);
   float* panel = mem.take<float>(s.D * W);
   mem.take<float>(s.Dv * W);
   float* strip = mem.take<float>((keys + 1) * W);

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "foci/kernels/dense_math-inl.h"
+#include "foci/kernels/math-inl.h"
 #include "foci/kernels/dense_ops.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -157,7 +157,7 @@ void softmax_cross_entropy_task(int64_t rows, int64_t classes, const float* logi
     FloatVec sum_v = hn::Zero(d), total_v = hn::Zero(d);
     for_lanes_kept(classes, [&](auto load, auto keep) HWY_ATTR {
       const FloatVec z = hn::Sub(load(logits), top_v);
-      sum_v = hn::Add(sum_v, keep(exp_nonpositive(z)));
+      sum_v = hn::Add(sum_v, keep(exp_nonpositive(FloatTag(), z)));
       total_v = hn::Add(total_v, keep(z));
     });
     const float sum = sum_of(sum_v);
@@ -166,7 +166,7 @@ void softmax_cross_entropy_task(int64_t rows, int64_t classes, const float* logi
     const FloatVec factor = hn::Set(d, grad_scale / sum);
     const FloatVec away = hn::Set(d, uniform * grad_scale);
     for_lanes(classes, [&](auto load, auto store) HWY_ATTR {
-      const FloatVec e = exp_nonpositive(hn::Sub(load(logits), top_v));
+      const FloatVec e = exp_nonpositive(FloatTag(), hn::Sub(load(logits), top_v));
       store(hn::MulSub(e, factor, away), dlogits);
     });
     dlogits[labels[r]] -= (1 - smoothing) * grad_scale;

@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "foci/kernels/dense_math-inl.h"
 #include "foci/kernels/gemm.h"
+#include "foci/kernels/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

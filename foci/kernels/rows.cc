@@ -6,8 +6,8 @@
 
 #include <limits>
 
+#include "foci/kernels/math-inl.h"
 #include "foci/kernels/rows.h"
-#include "foci/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -15,32 +15,9 @@ namespace HWY_NAMESPACE {
 namespace {
 
 using RowTag = hn::CappedTag<float, kRowLanes>;
-using RowVector = hn::Vec<RowTag>;
 
-// Below this e^x is no normal float; it counts as 0.
-constexpr float kExpMin = -87.0f;
-
-// e^x for x ≤ 0; NaN gives NaN. x = n·ln2 + r, a polynomial of degree 6 in r (Cephes' expf), about
-// 1 ulp.
-HWY_INLINE RowVector exp_of(RowVector x) {
-  const RowTag d;
-  const hn::RebindToSigned<RowTag> di;
-  const auto low = hn::Set(d, kExpMin);
-  const auto safe = hn::IfThenElse(hn::Lt(x, low), low, x);
-  const auto n = hn::Round(hn::Mul(safe, hn::Set(d, 1.44269504f)));
-  auto r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), safe);
-  r = hn::MulAdd(n, hn::Set(d, 2.12194440e-4f), r);
-  auto y = hn::Set(d, 1.9875691500e-4f);
-  y = hn::MulAdd(y, r, hn::Set(d, 1.3981999507e-3f));
-  y = hn::MulAdd(y, r, hn::Set(d, 8.3334519073e-3f));
-  y = hn::MulAdd(y, r, hn::Set(d, 4.1665795894e-2f));
-  y = hn::MulAdd(y, r, hn::Set(d, 1.6666665459e-1f));
-  y = hn::MulAdd(y, r, hn::Set(d, 5.0000001201e-1f));
-  y = hn::Add(hn::MulAdd(hn::Mul(y, r), r, r), hn::Set(d, 1.0f));
-  // n lies in [−126, 0], so 2^n is normal.
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127)));
-  return hn::IfThenZeroElse(hn::Lt(x, low), hn::Mul(y, hn::BitCast(d, exponent)));
-}
+// Below this exp_nonpositive is 0.
+constexpr float kExpMin = -87.3f;
 
 void scale(int64_t n, float factor, float* x) {
   const RowTag d;
@@ -63,7 +40,7 @@ float exponentials(int64_t n, float max, float* x) {
   const auto step = static_cast<int64_t>(hn::Lanes(d));
   auto sum = hn::Zero(d);
   for (int64_t j = 0; j < n; j += step) {
-    const auto e = exp_of(hn::Sub(hn::LoadU(d, x + j), m));
+    const auto e = exp_nonpositive(d, hn::Sub(hn::LoadU(d, x + j), m));
     sum = hn::Add(sum, e);
     hn::StoreU(e, d, x + j);
   }
@@ -77,7 +54,7 @@ float exponentials_and_products(int64_t n, float max, float* x, float* products)
   auto sum = hn::Zero(d), product = hn::Zero(d);
   for (int64_t j = 0; j < n; j += step) {
     const auto shifted = hn::Sub(hn::LoadU(d, x + j), m);
-    const auto e = exp_of(shifted);
+    const auto e = exp_nonpositive(d, shifted);
     sum = hn::Add(sum, e);
     // Where e is 0, so is its product, not 0·inf.
     product = hn::MulAdd(e, hn::IfThenElse(hn::Lt(shifted, low), low, shifted), product);

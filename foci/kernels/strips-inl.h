@@ -1,4 +1,4 @@
-// The three products that attention is made of, on transposed strips, and the exponential.
+// The three products that attention is made of, on transposed strips.
 //
 //   score_strip    strip[j][lane]  = Σ_d rows[j][d] · panel[d][lane]     S = KQᵀ, dP = V dYᵀ
 //   gather_strip   out[d][lane]   += Σ_j rows[j][d] · strip[j][lane]     Yᵀ = VᵀP, dQᵀ = KᵀdS
@@ -17,7 +17,7 @@
 #include <cstring>
 #include <limits>
 
-#include "foci/kernels/simd-inl.h"
+#include "foci/kernels/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -61,34 +61,6 @@ HWY_INLINE VF max_of_scores(VF s, VF m) {
 #else
   return hn::IfThenElse(hn::Gt(s, m), s, m);
 #endif
-}
-
-// exp(x) for x ≤ 0; NaN stays NaN. Below −87.3 (near the smallest normal float) exactly 0.
-// x = n·ln 2 + r; e^r by a degree-6 polynomial, minimax in relative error (3e-9 before rounding)
-// with the first two coefficients held at 1, so that exp(0) is exactly 1; 2ⁿ by adding n to the
-// exponent. float(ln 2) is off by only 1.9e-9, so that one multiply-add reduces the argument.
-HWY_INLINE VF exp_nonpositive(VF x) {
-  const DF d;
-  const DI di;
-  const VF lowest = hn::Set(d, -87.3f);
-  const VF magic = hn::Set(d, 12582912.0f);         // 1.5 · 2²³: adding it rounds to an integer
-  const hn::Mask<DF> vanishes = hn::Lt(x, lowest);  // false for NaN
-  const VF y = hn::IfThenElse(vanishes, lowest, x);
-  const VF shifted = hn::MulAdd(y, hn::Set(d, 1.44269504088896341f), magic);
-  const VF n = hn::Sub(shifted, magic);
-  const VF r = hn::NegMulAdd(n, hn::Set(d, 0.69314718055994531f), y);
-  VF p = hn::MulAdd(hn::Set(d, 0.0013814540579915047f), r, hn::Set(d, 0.00836874544620514f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.04166838899254799f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.1666652113199234f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.4999999403953552f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  const VI exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  const VF e = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
-  // A NaN's bits plus an exponent may be anything: put NaN back, with a clear sign bit, since a set
-  // one would read as "masked".
-  const VF nan = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
-  return hn::IfThenElse(hn::IsNaN(x), nan, hn::IfThenZeroElse(vanishes, e));
 }
 
 // ---- S = rows · panel -----------------------------------------------------------------------
@@ -371,9 +343,9 @@ inline HWY_NOINLINE void mask_strip(int64_t count, const uint32_t* bits, float f
 }
 
 // Scratch handed out from the front, each piece aligned to a cache line.
-class Scratch {
+class Carver {
  public:
-  explicit Scratch(std::byte* at) : at_(at) {}
+  explicit Carver(std::byte* at) : at_(at) {}
   template <class T>
   T* take(int64_t count) {
     T* p = reinterpret_cast<T*>(at_);

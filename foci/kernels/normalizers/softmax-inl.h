@@ -50,7 +50,8 @@ HWY_NOINLINE void softmax_block(int64_t count, float* strip, SoftmaxRows& rows) 
   hn::Store(m0, d, rows.m);
   hn::Store(m1, d, rows.m + L);
   const VF safe0 = finite_max(m0), safe1 = finite_max(m1);
-  const VF c0 = exp_nonpositive(hn::Sub(old0, safe0)), c1 = exp_nonpositive(hn::Sub(old1, safe1));
+  const VF c0 = exp_nonpositive(d, hn::Sub(old0, safe0)),
+           c1 = exp_nonpositive(d, hn::Sub(old1, safe1));
   hn::Store(c0, d, rows.correction);
   hn::Store(c1, d, rows.correction + L);
   VF l0 = hn::Mul(hn::Load(d, rows.l), c0), l1 = hn::Mul(hn::Load(d, rows.l + L), c1);
@@ -64,7 +65,7 @@ HWY_NOINLINE void softmax_block(int64_t count, float* strip, SoftmaxRows& rows) 
   for (int64_t j = 0; j < count; ++j) {
     float* row = strip + j * W;
     const VF x0 = hn::Sub(hn::Load(d, row), safe0), x1 = hn::Sub(hn::Load(d, row + L), safe1);
-    const VF e0 = exp_nonpositive(x0), e1 = exp_nonpositive(x1);
+    const VF e0 = exp_nonpositive(d, x0), e1 = exp_nonpositive(d, x1);
     l0 = hn::Add(l0, e0);
     l1 = hn::Add(l1, e1);
     if constexpr (kEntropy) {
@@ -96,8 +97,8 @@ inline HWY_NOINLINE void softmax_weights(int64_t count, const float* m, const fl
     const VF s0 = hn::Load(d, row), s1 = hn::Load(d, row + L);
     // Rounding can lift s − lse above 0 by an ulp of lse, which the exponential takes in its
     // stride.
-    hn::Store(hn::Mul(exp_nonpositive(hn::Sub(s0, m0)), i0), d, row);
-    hn::Store(hn::Mul(exp_nonpositive(hn::Sub(s1, m1)), i1), d, row + L);
+    hn::Store(hn::Mul(exp_nonpositive(d, hn::Sub(s0, m0)), i0), d, row);
+    hn::Store(hn::Mul(exp_nonpositive(d, hn::Sub(s1, m1)), i1), d, row + L);
   }
 }
 
