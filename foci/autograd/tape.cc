@@ -22,7 +22,10 @@ template <class T>
 void GradSlot<T>::add(const Tensor& g, bool fresh) {
   require(g.shape() == shape, "gradient: shape {} arrived for a value of shape {}", g.shape().str(),
           shape.str());
-  if (base) {
+  if (base && whole) {
+    const Tensor dense = g.contiguous();
+    base->add(dense.reshape(base->shape), fresh || !dense.shares_storage(g));
+  } else if (base) {
     add_into<T>(buffer(), g);
   } else if (!grad.defined()) {
     grad = g.contiguous();  // a handle where g is contiguous already
@@ -86,11 +89,13 @@ Var<T> Tape<T>::result(Tensor value, std::initializer_list<const Var<T>*> inputs
 }
 
 template <class T>
-Var<T> Tape<T>::view(const Var<T>& x, const std::function<Tensor(const Tensor&)>& view) {
+Var<T> Tape<T>::view(const Var<T>& x, const std::function<Tensor(const Tensor&)>& view,
+                     bool whole) {
   Var<T> v = result(view(x.value()), {&x});
   if (v.slot_) {
     v.slot_->base = x.slot_;
     v.slot_->view = view;
+    v.slot_->whole = whole;
   }
   return v;
 }

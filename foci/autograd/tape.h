@@ -43,8 +43,11 @@ struct GradSlot {
   // A view keeps no gradient of its own: it writes into its part of the base's.
   std::shared_ptr<GradSlot> base;
   std::function<Tensor(const Tensor&)> view;
+  bool whole = false;  // the view holds every element of the base, in the same order
 
   bool has() const { return base ? base->has() : grad.defined(); }
+  // Whether the next gradient to arrive would be the first, and could be taken as it is.
+  bool awaits_first() const { return base ? whole && base->awaits_first() : !grad.defined(); }
   // The gradient as a tensor to add into, made of zeros where nothing has arrived yet.
   Tensor buffer();
   // Adds g (of this shape, any strides). `fresh`: the caller gives g away, contiguous.
@@ -111,8 +114,9 @@ class Tape {
   Var<T> result(Tensor value, std::initializer_list<const Var<T>*> inputs);
   Var<T> result(Tensor value, bool needs_grad);
   // A view of x that shares memory and gradient with it. `view` must give the same part of any
-  // tensor shaped like x.
-  Var<T> view(const Var<T>& x, const std::function<Tensor(const Tensor&)>& view);
+  // tensor shaped like x; `whole` says that it only reshapes.
+  Var<T> view(const Var<T>& x, const std::function<Tensor(const Tensor&)>& view,
+              bool whole = false);
   // `back` runs in backward, if a gradient has reached one of `outputs`.
   void record(const std::vector<Var<T>>& outputs, std::function<void()> back);
 

@@ -76,7 +76,7 @@ template <class T>
 void put_heads(const std::shared_ptr<detail::GradSlot<T>>& slot, const Tensor& g) {
   if (!slot) return;
   const int64_t heads = g.dim(1);
-  if (slot->has() || slot->base) {
+  if (!slot->awaits_first()) {
     add_into<T>(split_heads(slot->buffer(), heads, heads), g);
   } else {
     Tensor first = Tensor::empty(slot->shape, dtype_v<T>);

@@ -12,7 +12,8 @@ template <class T>
 Var<T> reshape(Tape<T>& tape, const Var<T>& x, const Dims& shape) {
   if (x.value().is_contiguous()) {
     const Dims to = x.value().reshape(shape).shape();
-    return tape.view(x, [to](const Tensor& t) { return t.reshape(to); });
+    return tape.view(
+        x, [to](const Tensor& t) { return t.reshape(to); }, true);
   }
   Var<T> out = tape.result(x.value().clone().reshape(shape), {&x});
   if (!out.needs_grad()) return out;
