@@ -13,6 +13,7 @@
 // else is in the batch.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -259,6 +260,19 @@ Site make_site(const Problem& problem, const Layout& layout, const Block& block,
 
 // Loads and prepares the queries of a site: padded_rows(entries) rows.
 void load_queries(const Site& site, Operand& q);
+
+// dropout_bits of ascending keys of one row: eight neighbours share one call of Philox.
+class DropoutBits {
+ public:
+  DropoutBits(const Site& site, int64_t r);
+  uint16_t operator()(int64_t key);
+
+ private:
+  uint64_t seed_;
+  uint32_t query_, head_, batch_;
+  int64_t group_ = -1;
+  std::array<uint32_t, 4> words_{};
+};
 
 // Dropout of weights: factor[j] is 0 or 1/(1−p) on the sight. False where the spec has none.
 bool dropout_factors(const Site& site, int64_t r, const Sight& sight, std::vector<float>& factor);

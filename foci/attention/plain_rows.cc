@@ -50,16 +50,29 @@ void load_queries(const Site& site, Operand& q) {
   prepare_operand(p.spec.score, p.shape.D, q);
 }
 
+DropoutBits::DropoutBits(const Site& site, int64_t r)
+    : seed_(site.problem->spec.dropout->seed),
+      query_(static_cast<uint32_t>(site.query(r))),
+      head_(static_cast<uint32_t>(site.head)),
+      batch_(static_cast<uint32_t>(site.piece->batch)) {}
+
+uint16_t DropoutBits::operator()(int64_t key) {
+  if (key / 8 != group_) {
+    group_ = key / 8;
+    words_ = philox(seed_, {static_cast<uint32_t>(group_), query_, head_, batch_});
+  }
+  return static_cast<uint16_t>(words_[(key % 8) / 2] >> (16 * (key % 2)));
+}
+
 bool dropout_factors(const Site& site, int64_t r, const Sight& sight, std::vector<float>& factor) {
   const auto& dropout = site.problem->spec.dropout;
   if (!dropout || dropout->place != DropoutPlace::weights) return false;
   const uint32_t threshold = dropout_threshold(dropout->p);
   const float kept = static_cast<float>(1 / (1 - threshold / 65536.0));
   factor.resize(site.width());
-  const int64_t b = site.piece->batch, i = site.query(r);
+  DropoutBits bits(site, r);
   for (int64_t j = sight.begin; j < sight.end; ++j) {
-    const bool drop = dropout_bits(dropout->seed, b, site.head, i, site.key(j)) < threshold;
-    factor[j] = drop ? 0.0f : kept;
+    factor[j] = bits(site.key(j)) < threshold ? 0.0f : kept;
   }
   return true;
 }

@@ -188,10 +188,8 @@ Sight look(const Site& site, int64_t r, uint8_t* seen) {
   if (p.spec.dropout && p.spec.dropout->place == DropoutPlace::keys) {
     const Dropout& d = *p.spec.dropout;
     const uint32_t threshold = dropout_threshold(d.p);
-    mask([&](int64_t j) {
-      return dropout_bits(d.seed, site.piece->batch, site.head, site.query(r), site.key(j)) >=
-             threshold;
-    });
+    DropoutBits bits(site, r);
+    mask([&](int64_t j) { return bits(site.key(j)) >= threshold; });
   }
   if (sight.seen) {
     sight.count = std::count(seen + sight.begin, seen + sight.end, uint8_t{1});
