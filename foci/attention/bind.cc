@@ -45,7 +45,8 @@ Tensor table(const Tensor& t) {
 
 // A double tensor as float32, where finite stays finite: only −inf is a mask.
 Tensor narrowed(const Tensor& t) {
-  const Tensor wide = t.contiguous(), narrow = Tensor::empty(t.shape());
+  const Tensor wide = t.contiguous();
+  Tensor narrow = Tensor::empty(t.shape());
   constexpr double kMost = std::numeric_limits<float>::max();
   for (int64_t n = 0; n < wide.numel(); ++n) {
     const double x = wide.data<double>()[n];

@@ -38,13 +38,13 @@ void sgemm(char transpose_a, char transpose_b, int64_t rows, int64_t columns, in
 }  // namespace
 
 OneThread::OneThread() {
-  if (!openmp().set) return;
+  if (!openmp().set || !openmp().get) return;
   before_ = openmp().get();
   if (before_ != 1) openmp().set(1);
 }
 
 OneThread::~OneThread() {
-  if (before_ > 1) openmp().set(before_);
+  if (before_ > 1 && openmp().set) openmp().set(before_);
 }
 
 void gemm_nt(int64_t rows, int64_t columns, int64_t inner, View a, View b, float* out, int64_t ld) {
