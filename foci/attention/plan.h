@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 
+#include "foci/core/api.h"
 #include "foci/core/simd_target.h"
 #include "foci/spec/arguments.h"
 #include "foci/spec/spec.h"
@@ -37,7 +38,7 @@ struct PlanOptions {
 struct PlanState;
 class Bound;
 
-class Plan {
+class FOCI_API Plan {
  public:
   // Validates spec and shape; throws ArgumentError with what arrived and what would be right, also
   // where a demanded implementation does not serve the spec.
@@ -50,7 +51,8 @@ class Plan {
   SimdTarget target() const;
   const AttentionSpec& spec() const;
   const AttentionShape& shape() const;
-  // Bytes of scratch that a forward (backward) call needs beside inputs and outputs, on all threads.
+  // Bytes of scratch that a forward (backward) call needs beside inputs and outputs, on all
+  // threads.
   size_t workspace_bytes(bool backward) const;
 
   // Checks the tensors against the plan and what only data can tell (lengths, segments), and turns
@@ -63,7 +65,7 @@ class Plan {
 
 struct BoundState;
 
-class Bound {
+class FOCI_API Bound {
  public:
   AttentionOutputs forward() const;
   // Writes into the given tensors (shapes as in AttentionOutputs; undefined ones are made).

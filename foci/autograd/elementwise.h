@@ -4,23 +4,24 @@
 
 #include <cstdint>
 
+#include "foci/core/api.h"
 #include "foci/core/tensor.h"
 
 namespace foci {
 
 template <class T>
-void add(int64_t n, const T* a, const T* b, T* y);  // y = a + b
+FOCI_API void add(int64_t n, const T* a, const T* b, T* y);  // y = a + b
 template <class T>
-void axpy(int64_t n, T scale, const T* x, T* y);  // y += scale · x
+FOCI_API void axpy(int64_t n, T scale, const T* x, T* y);  // y += scale · x
 // into += g, of equal shapes, any strides
 template <class T>
-void add_into(const Tensor& into, const Tensor& g);
+FOCI_API void add_into(const Tensor& into, const Tensor& g);
 // to = from, likewise; on all threads
 template <class T>
-void copy_rows(const Tensor& to, const Tensor& from);
+FOCI_API void copy_rows(const Tensor& to, const Tensor& from);
 
 // Σ x² in double, in a fixed order.
-double sum_of_squares(int64_t n, const float* x);
+FOCI_API double sum_of_squares(int64_t n, const float* x);
 
 // p −= lr · (m̂ / (√v̂ + eps) + decay · p), with m and v the moving moments of grad_scale · grad.
 struct AdamWStep {
@@ -28,6 +29,7 @@ struct AdamWStep {
   float correction1, correction2;  // 1 − beta^t
   float grad_scale;
 };
-void adamw_step(int64_t n, const AdamWStep& a, const float* grad, float* param, float* m, float* v);
+FOCI_API void adamw_step(int64_t n, const AdamWStep& a, const float* grad, float* param, float* m,
+                         float* v);
 
 }  // namespace foci

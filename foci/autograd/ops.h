@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "foci/autograd/tape.h"
+#include "foci/core/api.h"
 #include "foci/spec/arguments.h"
 #include "foci/spec/spec.h"
 
@@ -19,24 +20,24 @@ enum class Activation : uint8_t { none, relu, gelu };  // gelu: exact, x·Φ(x)
 
 // y [..., O] = act(x [..., I] · wᵀ + bias), w [O, I]; bias [O] may be undefined.
 template <class T>
-Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bias,
-              Activation activation = Activation::none);
+FOCI_API Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bias,
+                       Activation activation = Activation::none);
 
 // (x − mean) / √(var + eps) ∘ gamma + beta over the last dimension; two-pass variance.
 template <class T>
-Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var<T>& beta,
-                  double eps);
+FOCI_API Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var<T>& beta,
+                           double eps);
 
 // a + b, of equal shapes.
 template <class T>
-Var<T> add(Tape<T>& tape, const Var<T>& a, const Var<T>& b);
+FOCI_API Var<T> add(Tape<T>& tape, const Var<T>& a, const Var<T>& b);
 template <class T>
-Var<T> scale(Tape<T>& tape, const Var<T>& x, double factor);
+FOCI_API Var<T> scale(Tape<T>& tape, const Var<T>& x, double factor);
 
 // Rows of a table [V, C] by index: [rows.size(), C]. Indices may repeat. Serves embeddings, class
 // tokens, and any reordering of packed tokens.
 template <class T>
-Var<T> gather_rows(Tape<T>& tape, const Var<T>& table, std::vector<int64_t> rows);
+FOCI_API Var<T> gather_rows(Tape<T>& tape, const Var<T>& table, std::vector<int64_t> rows);
 
 // Sparse combinations of a table's rows: output row r is Σ weight[t] · table[row[t]] over the taps
 // t in [begin[r], begin[r+1]). Serves interpolated positions and pooling.
@@ -46,33 +47,34 @@ struct RowMix {
   std::vector<double> weight;
 };
 template <class T>
-Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix);
+FOCI_API Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix);
 
 // Mean of x [R, C] over each packed segment [offsets[s], offsets[s+1]): [S, C]. An empty segment
 // gives 0.
 template <class T>
-Var<T> segment_mean(Tape<T>& tape, const Var<T>& x, std::vector<int64_t> offsets);
+FOCI_API Var<T> segment_mean(Tape<T>& tape, const Var<T>& x, std::vector<int64_t> offsets);
 
 // Keeps an element with probability 1 − p, scaled by 1/(1−p); p is quantised to 1/65536. The
 // element's index, seed and stream alone decide, so that no tiling or thread count matters. Give
 // each call of a step its own stream. p = 0 returns x itself.
 template <class T>
-Var<T> dropout(Tape<T>& tape, const Var<T>& x, double p, uint64_t seed, uint64_t stream);
+FOCI_API Var<T> dropout(Tape<T>& tape, const Var<T>& x, double p, uint64_t seed, uint64_t stream);
 
 // Mean over rows of the cross-entropy of softmax(logits [R, C]) with labels [R]; smoothing spreads
 // that share of the target evenly over all classes. Gives [1]; each row's loss goes to `rows`.
 template <class T>
-Var<T> softmax_cross_entropy(Tape<T>& tape, const Var<T>& logits, std::vector<int64_t> labels,
-                             double smoothing, Tensor* rows = nullptr);
+FOCI_API Var<T> softmax_cross_entropy(Tape<T>& tape, const Var<T>& logits,
+                                      std::vector<int64_t> labels, double smoothing,
+                                      Tensor* rows = nullptr);
 
 // Views: no copy, forward or backward. reshape copies where x is a strided view.
 template <class T>
-Var<T> slice(Tape<T>& tape, const Var<T>& x, int dim, int64_t begin, int64_t end);
+FOCI_API Var<T> slice(Tape<T>& tape, const Var<T>& x, int dim, int64_t begin, int64_t end);
 template <class T>
-Var<T> reshape(Tape<T>& tape, const Var<T>& x, const Dims& shape);
+FOCI_API Var<T> reshape(Tape<T>& tape, const Var<T>& x, const Dims& shape);
 // Joins values that agree in all dimensions but `dim`.
 template <class T>
-Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim);
+FOCI_API Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim);
 
 // ---- attention ------------------------------------------------------------------------------
 
@@ -103,7 +105,7 @@ struct AttentionResult {
 // the spec asks for them. In float the engine of attention/ serves; in double a plain loop does,
 // for every score, normaliser and mask, but of the biases for tensor biases only.
 template <class T>
-AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, const Var<T>& v,
-                             const AttentionArguments<T>& arguments);
+FOCI_API AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k,
+                                      const Var<T>& v, const AttentionArguments<T>& arguments);
 
 }  // namespace foci::ops

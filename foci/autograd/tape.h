@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/core/tensor.h"
 
 namespace foci {
@@ -36,7 +37,7 @@ namespace detail {
 
 // Where the gradient of one value collects.
 template <class T>
-struct GradSlot {
+struct FOCI_API GradSlot {
   Dims shape;
   Tensor grad;         // undefined until something arrives; contiguous
   bool owned = false;  // nobody else holds `grad`, so it may be written in place
@@ -58,7 +59,7 @@ struct GradSlot {
 
 // A value on the tape: a cheap handle. An undefined Var stands for "not given".
 template <class T>
-class Var {
+class FOCI_API Var {
  public:
   Var() = default;
   // A constant: no gradient reaches it.
@@ -83,7 +84,7 @@ class Var {
 };
 
 template <class T>
-class Tape {
+class FOCI_API Tape {
  public:
   // With recording off nothing is saved and every Var is a constant.
   explicit Tape(bool recording = true) : recording_(recording) {}

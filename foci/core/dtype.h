@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "foci/core/api.h"
+
 namespace foci {
 
 enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean };
@@ -14,13 +16,17 @@ enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean };
 constexpr size_t size_of(DType t) {
   switch (t) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::f16:
-    case DType::bf16: return 2;
+    case DType::bf16:
+      return 2;
     case DType::u8:
-    case DType::boolean: return 1;
+    case DType::boolean:
+      return 1;
   }
   return 0;
 }
@@ -30,10 +36,10 @@ constexpr bool is_floating(DType t) {
 }
 
 // "float32", "bool" …: the names that messages use.
-std::string_view name_of(DType t);
+FOCI_API std::string_view name_of(DType t);
 
 // IEEE binary16. Storage only: arithmetic happens in float.
-struct f16 {
+struct FOCI_API f16 {
   uint16_t bits = 0;
   f16() = default;
   explicit f16(float x);  // rounds to nearest even
@@ -42,7 +48,7 @@ struct f16 {
 };
 
 // bfloat16. Storage only.
-struct bf16 {
+struct FOCI_API bf16 {
   uint16_t bits = 0;
   bf16() = default;
   explicit bf16(float x);  // rounds to nearest even
@@ -53,14 +59,38 @@ struct bf16 {
 // The DType of a C++ element type.
 template <class T>
 struct dtype_of;
-template <> struct dtype_of<float> { static constexpr DType value = DType::f32; };
-template <> struct dtype_of<double> { static constexpr DType value = DType::f64; };
-template <> struct dtype_of<f16> { static constexpr DType value = DType::f16; };
-template <> struct dtype_of<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct dtype_of<int32_t> { static constexpr DType value = DType::i32; };
-template <> struct dtype_of<int64_t> { static constexpr DType value = DType::i64; };
-template <> struct dtype_of<uint8_t> { static constexpr DType value = DType::u8; };
-template <> struct dtype_of<bool> { static constexpr DType value = DType::boolean; };
+template <>
+struct dtype_of<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct dtype_of<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct dtype_of<f16> {
+  static constexpr DType value = DType::f16;
+};
+template <>
+struct dtype_of<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct dtype_of<int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct dtype_of<uint8_t> {
+  static constexpr DType value = DType::u8;
+};
+template <>
+struct dtype_of<bool> {
+  static constexpr DType value = DType::boolean;
+};
 template <class T>
 inline constexpr DType dtype_v = dtype_of<T>::value;
 

@@ -10,34 +10,36 @@
 #include <string>
 #include <utility>
 
+#include "foci/core/api.h"
+
 namespace foci {
 
 // The base of all errors that foci throws on purpose.
-class Error : public std::runtime_error {
+class FOCI_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 // A caller passed a wrong argument: shape, dtype, range, combination.
-class ArgumentError : public Error {
+class FOCI_API ArgumentError : public Error {
  public:
   using Error::Error;
 };
 
 // Bytes that came from outside (a file, an image, a header) are not what their format promises.
-class FormatError : public Error {
+class FOCI_API FormatError : public Error {
  public:
   using Error::Error;
 };
 
 // The system refused: a file could not be opened, a disk is full.
-class IoError : public Error {
+class FOCI_API IoError : public Error {
  public:
   using Error::Error;
 };
 
 // A number went wrong where training cannot continue (NaN or infinite loss).
-class NumericError : public Error {
+class FOCI_API NumericError : public Error {
  public:
   using Error::Error;
 };

@@ -6,23 +6,26 @@
 #include <array>
 #include <cstdint>
 
+#include "foci/core/api.h"
+
 namespace foci {
 
 // Four uniform 32-bit numbers of one counter.
-std::array<uint32_t, 4> philox(uint64_t key, const std::array<uint32_t, 4>& counter);
+FOCI_API std::array<uint32_t, 4> philox(uint64_t key, const std::array<uint32_t, 4>& counter);
 
 // The 16 random bits that decide whether attention drops weight (batch, head, query, key).
 // One counter (key/8, query, head, batch) serves eight neighbouring keys; key k takes half
 // k mod 2 (low half first) of word (k mod 8)/2.
-uint16_t dropout_bits(uint64_t seed, int64_t batch, int64_t head, int64_t query, int64_t key);
+FOCI_API uint16_t dropout_bits(uint64_t seed, int64_t batch, int64_t head, int64_t query,
+                               int64_t key);
 
 // DropKey and weight dropout both drop where dropout_bits < threshold, p quantised to 1/65536.
 // p in [0, 1); the result is in [0, 65535].
-uint32_t dropout_threshold(double p);
+FOCI_API uint32_t dropout_threshold(double p);
 
 // A stream of numbers over philox(seed, {position, stream}): its whole state is three integers, so
 // that a checkpoint can hold it.
-class Rng {
+class FOCI_API Rng {
  public:
   struct State {
     uint64_t seed = 0;
@@ -36,9 +39,9 @@ class Rng {
 
   uint32_t next_u32();
   uint64_t next_u64();
-  double uniform();                   // [0, 1), 53 bits
-  int64_t below(int64_t n);           // [0, n), unbiased; n ≥ 1
-  double normal();                    // mean 0, variance 1 (Box–Muller, one of the pair)
+  double uniform();          // [0, 1), 53 bits
+  int64_t below(int64_t n);  // [0, n), unbiased; n ≥ 1
+  double normal();           // mean 0, variance 1 (Box–Muller, one of the pair)
   const State& state() const { return state_; }
 
  private:

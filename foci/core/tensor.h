@@ -14,13 +14,14 @@
 #include <string>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/core/dtype.h"
 #include "foci/core/error.h"
 
 namespace foci {
 
 // A short list of sizes or strides, held in place.
-class Dims {
+class FOCI_API Dims {
  public:
   static constexpr int kMaxRank = 8;
 
@@ -46,7 +47,7 @@ class Dims {
   int size_ = 0;
 };
 
-class Tensor {
+class FOCI_API Tensor {
  public:
   // An undefined tensor: no storage, defined() is false. Stands for "not given".
   Tensor() = default;
@@ -138,8 +139,9 @@ class Tensor {
 };
 
 // Row-major strides of a shape.
-Dims contiguous_strides(const Dims& shape);
-// The shape both broadcast to, right-aligned; throws ArgumentError naming `what` where they do not fit.
-Dims broadcast_shapes(const Dims& a, const Dims& b, const char* what);
+FOCI_API Dims contiguous_strides(const Dims& shape);
+// The shape both broadcast to, right-aligned; throws ArgumentError naming `what` where they do not
+// fit.
+FOCI_API Dims broadcast_shapes(const Dims& a, const Dims& b, const char* what);
 
 }  // namespace foci

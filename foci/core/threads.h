@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "foci/core/api.h"
+
 namespace foci {
 
 // Runs task(0) … task(count-1), each exactly once, in any order, and returns when all are done.
@@ -15,13 +17,13 @@ using Executor = std::function<void(int64_t count, const std::function<void(int6
 
 // Threads that parallel_for may use, 1 or more. The default is what the process may run on
 // (its affinity mask). Throws ArgumentError below 1.
-void set_num_threads(int n);
-int num_threads();
+FOCI_API void set_num_threads(int n);
+FOCI_API int num_threads();
 
 // Replaces the executor (oneTBB by default; an empty function restores it).
-void set_executor(Executor executor);
+FOCI_API void set_executor(Executor executor);
 
 // Runs task(i) for i in [0, count). An exception from a task reaches the caller.
-void parallel_for(int64_t count, const std::function<void(int64_t)>& task);
+FOCI_API void parallel_for(int64_t count, const std::function<void(int64_t)>& task);
 
 }  // namespace foci

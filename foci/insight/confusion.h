@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/insight/estimate.h"
 
 namespace foci::insight {
 
-class ConfusionMatrix {
+class FOCI_API ConfusionMatrix {
  public:
   // Throws ArgumentError unless 1 ≤ classes ≤ 10,000 (the matrix is classes²).
   explicit ConfusionMatrix(int64_t classes);

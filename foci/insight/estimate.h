@@ -5,6 +5,8 @@
 #include <limits>
 #include <span>
 
+#include "foci/core/api.h"
+
 namespace foci::insight {
 
 // `value` lies in [low, high]; all NaN where nothing was measured.
@@ -18,18 +20,19 @@ struct Estimate {
 // A share `successes / count` with Wilson's score interval at 95 %, which stays inside [0, 1] and
 // does not vanish at 0 or 1. Source: Wilson, JASA 22 (1927). Throws ArgumentError unless
 // 0 ≤ successes ≤ count; of count 0 the estimate is NaN.
-Estimate wilson(int64_t successes, int64_t count);
+FOCI_API Estimate wilson(int64_t successes, int64_t count);
 
 // The mean with a percentile bootstrap interval at 95 %: `resamples` means of as many values drawn
 // with replacement. Equal seeds give equal intervals. Memory: one number a resample.
 // Source: Efron, Ann. Statist. 7 (1979). Throws ArgumentError where a value is not finite or
 // resamples < 40 (below which 2.5 % is less than one resample).
-Estimate bootstrap_mean(std::span<const double> values, uint64_t seed, int resamples = 2000);
+FOCI_API Estimate bootstrap_mean(std::span<const double> values, uint64_t seed,
+                                 int resamples = 2000);
 
 // The same where values come in groups that are not independent inside (scenes that show the same
 // digit): whole groups are drawn, so that many looks at one thing do not pass for many things.
 // `groups` names each value's group; any numbers will do. Throws also where the lengths differ.
-Estimate bootstrap_mean(std::span<const double> values, std::span<const int64_t> groups,
-                        uint64_t seed, int resamples = 2000);
+FOCI_API Estimate bootstrap_mean(std::span<const double> values, std::span<const int64_t> groups,
+                                 uint64_t seed, int resamples = 2000);
 
 }  // namespace foci::insight

@@ -5,10 +5,12 @@
 #include <span>
 #include <vector>
 
+#include "foci/core/api.h"
+
 namespace foci::insight {
 
 // Running means over rows and scenes for L layers × H heads; memory is L·H numbers.
-class HeadMeans {
+class FOCI_API HeadMeans {
  public:
   HeadMeans(int64_t layers, int64_t heads);
 
@@ -27,6 +29,6 @@ class HeadMeans {
 
 // Shannon entropy in nats of weights that need not sum to 1 (they are scaled first); 0 where all
 // are 0. Throws ArgumentError where one is negative or not finite.
-double entropy_of(std::span<const float> weights);
+FOCI_API double entropy_of(std::span<const float> weights);
 
 }  // namespace foci::insight

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/insight/estimate.h"
 
 namespace foci::insight {
@@ -18,10 +19,10 @@ namespace foci::insight {
 // 1 where the largest value of `map` [P] lies on a landmark, 0 where not. Where several patches
 // share the largest value, the share of them that are landmarks, so that a flat map scores what
 // chance would. Throws ArgumentError where sizes differ, P is 0 or a value is not finite.
-double landmark_hit(std::span<const float> map, std::span<const uint8_t> landmark);
+FOCI_API double landmark_hit(std::span<const float> map, std::span<const uint8_t> landmark);
 
 // Collects scenes; memory is L·H + 3 numbers a scene.
-class LandmarkTally {
+class FOCI_API LandmarkTally {
  public:
   LandmarkTally(int64_t layers, int64_t heads);
 

@@ -8,19 +8,22 @@
 #include <string>
 #include <string_view>
 
+#include "foci/core/api.h"
+
 namespace foci {
 
 // Throws IoError if it cannot be opened or read, FormatError where it is longer than `limit` bytes.
-std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 30);
+FOCI_API std::string read_file(const std::filesystem::path& path,
+                               uint64_t limit = uint64_t{1} << 30);
 
 // All or nothing: write to PATH.tmp-PID-N, fsync, rename. On any failure (a full disk) the
 // temporary file is removed, the old file stays, and IoError says what happened.
-void write_file(const std::filesystem::path& path, std::string_view bytes);
+FOCI_API void write_file(const std::filesystem::path& path, std::string_view bytes);
 
 // The same in pieces. What was not committed is removed by the destructor. A symbolic link is
 // followed, so that its target is replaced. A device or pipe (/dev/null, /dev/stdout) is written to
 // directly, since a rename would replace it.
-class AtomicFile {
+class FOCI_API AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);  // throws IoError
   ~AtomicFile();
@@ -46,12 +49,12 @@ struct MappedFile {
   std::byte* data = nullptr;    // never null
   uint64_t size = 0;
 };
-MappedFile map_file(const std::filesystem::path& path);  // throws IoError
+FOCI_API MappedFile map_file(const std::filesystem::path& path);  // throws IoError
 
 // For messages: quoted, at most 80 characters, and nothing in it that could break a line or a
 // terminal. Names from files are untrusted too.
-std::string in_quotes(std::string_view text);
+FOCI_API std::string in_quotes(std::string_view text);
 // A path as messages show it: as it is, but for characters that could break a line or a terminal.
-std::string shown(const std::filesystem::path& path);
+FOCI_API std::string shown(const std::filesystem::path& path);
 
 }  // namespace foci

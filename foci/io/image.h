@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "foci/core/api.h"
 #include "foci/core/tensor.h"
 
 namespace foci {
@@ -26,8 +27,9 @@ struct ImageLimits {
 };
 
 // Throws IoError, or FormatError naming the file: not an image, truncated, lying, too large.
-Image read_image(const std::filesystem::path& path, const ImageLimits& limits = {});
-Image decode_image(std::string_view bytes, const std::string& name, const ImageLimits& limits = {});
+FOCI_API Image read_image(const std::filesystem::path& path, const ImageLimits& limits = {});
+FOCI_API Image decode_image(std::string_view bytes, const std::string& name,
+                            const ImageLimits& limits = {});
 
 // What the head of an image says, before any pixel is decoded; `bytes` may end after the head.
 struct ImageHead {
@@ -35,15 +37,15 @@ struct ImageHead {
   int64_t width = 0;
   int64_t channels = 0;  // that decoding would give: 1 or 3
 };
-ImageHead decode_image_head(std::string_view bytes, const std::string& name,
-                            const ImageLimits& limits = {});
+FOCI_API ImageHead decode_image_head(std::string_view bytes, const std::string& name,
+                                     const ImageLimits& limits = {});
 
 // PNG bytes of [h, w, 1] or [h, w, 3] or [h, w, 4] (RGBA) uint8. Throws ArgumentError for others.
-std::string encode_png(const Tensor& pixels);
+FOCI_API std::string encode_png(const Tensor& pixels);
 
 // Area-averaged when shrinking, bilinear when growing (each side by itself); [h, w, c] uint8 →
 // [height, width, c] uint8. Throws ArgumentError for a side below 1.
-Tensor resize(const Tensor& pixels, int64_t height, int64_t width);
-Tensor to_grey(const Tensor& pixels);  // Rec. 601 luma of [h, w, 1 or 3], [h, w, 1]
+FOCI_API Tensor resize(const Tensor& pixels, int64_t height, int64_t width);
+FOCI_API Tensor to_grey(const Tensor& pixels);  // Rec. 601 luma of [h, w, 1 or 3], [h, w, 1]
 
 }  // namespace foci

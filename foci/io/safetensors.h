@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/core/tensor.h"
 
 namespace foci {
@@ -25,14 +26,15 @@ struct Safetensors {
 // gaps, shape × size ≠ length, duplicate names or keys, unknown keys, booleans other than 0 and 1,
 // more than 8 dimensions or 200,000 entries. Writing into the tensors does not change the file; see
 // MappedFile.
-Safetensors read_safetensors(const std::filesystem::path& path);
-Safetensors parse_safetensors(std::string_view bytes, const std::string& name);  // copies tensors
+FOCI_API Safetensors read_safetensors(const std::filesystem::path& path);
+FOCI_API Safetensors parse_safetensors(std::string_view bytes,
+                                       const std::string& name);  // copies tensors
 
 // Writes to a temporary name beside `path`, syncs, then renames: a crash or a full disk leaves the
 // old file as it was. Throws IoError; ArgumentError for an undefined tensor, a name given twice,
 // the name "__metadata__", or one that is not UTF-8.
-void write_safetensors(const std::filesystem::path& path,
-                       const std::vector<std::pair<std::string, Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+FOCI_API void write_safetensors(const std::filesystem::path& path,
+                                const std::vector<std::pair<std::string, Tensor>>& tensors,
+                                const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace foci

@@ -2,6 +2,7 @@
 // output projection.
 #pragma once
 
+#include "foci/core/api.h"
 #include "foci/nn/layers.h"
 #include "foci/spec/arguments.h"
 #include "foci/spec/spec.h"
@@ -22,10 +23,10 @@ struct AttentionConfig {
 };
 
 // Checks and fills in the zeros; throws ArgumentError naming the field.
-AttentionConfig resolved(AttentionConfig config);
+FOCI_API AttentionConfig resolved(AttentionConfig config);
 
 template <class T>
-class MultiHeadAttention : public Module<T> {
+class FOCI_API MultiHeadAttention : public Module<T> {
  public:
   explicit MultiHeadAttention(const AttentionConfig& config);
 

@@ -10,25 +10,26 @@
 #include <map>
 #include <string>
 
+#include "foci/core/api.h"
 #include "foci/nn/module.h"
 #include "foci/nn/optimiser.h"
 
 namespace foci::nn {
 
 // All parameters of a model by name, as a safetensors file.
-void save_parameters(const std::filesystem::path& file, Module<float>& model);
+FOCI_API void save_parameters(const std::filesystem::path& file, Module<float>& model);
 // Throws FormatError naming the file and the tensor: missing, unknown, or of another shape (both
 // shapes are told). Changes nothing then. Other floating dtypes are converted.
-void load_parameters(const std::filesystem::path& file, Module<float>& model);
+FOCI_API void load_parameters(const std::filesystem::path& file, Module<float>& model);
 
 using StateText = std::map<std::string, std::string>;
 
-void save_training(const std::filesystem::path& file, const FlatParameters& parameters,
-                   const AdamW& optimiser, const StateText& text);
+FOCI_API void save_training(const std::filesystem::path& file, const FlatParameters& parameters,
+                            const AdamW& optimiser, const StateText& text);
 // Only the text: to see what a run was before its model is made.
-StateText read_training_text(const std::filesystem::path& file);
+FOCI_API StateText read_training_text(const std::filesystem::path& file);
 // Restores weights, moments and the optimiser's step; gives the text. Errors as load_parameters.
-StateText load_training(const std::filesystem::path& file, FlatParameters& parameters,
-                        AdamW& optimiser);
+FOCI_API StateText load_training(const std::filesystem::path& file, FlatParameters& parameters,
+                                 AdamW& optimiser);
 
 }  // namespace foci::nn

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/nn/attention.h"
 
 namespace foci::nn {
@@ -21,7 +22,7 @@ struct EncoderConfig {
 };
 
 template <class T>
-class EncoderLayer : public Module<T> {
+class FOCI_API EncoderLayer : public Module<T> {
  public:
   explicit EncoderLayer(const EncoderConfig& config);
   // x [B, N, C] or packed [tokens, C] with segments; masks as MultiHeadAttention takes them.
@@ -41,7 +42,7 @@ class EncoderLayer : public Module<T> {
 };
 
 template <class T>
-class Encoder : public Module<T> {
+class FOCI_API Encoder : public Module<T> {
  public:
   explicit Encoder(const EncoderConfig& config);
   Var<T> forward(Context<T>& context, const Var<T>& x, const AttentionInputs& masks = {});

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/nn/module.h"
 
 namespace foci::nn {
@@ -12,7 +13,7 @@ using ops::Activation;
 // y = act(x wᵀ + b). weight [outputs, inputs] starts as Xavier normal (Glorot & Bengio 2010), bias
 // [outputs] as 0.
 template <class T>
-class Linear : public Module<T> {
+class FOCI_API Linear : public Module<T> {
  public:
   Linear(int64_t inputs, int64_t outputs, bool with_bias = true);
   Var<T> forward(Context<T>& context, const Var<T>& x, Activation activation = Activation::none);
@@ -28,7 +29,7 @@ class Linear : public Module<T> {
 
 // Over the last dimension of size `channels`. weight starts as 1, bias as 0.
 template <class T>
-class LayerNorm : public Module<T> {
+class FOCI_API LayerNorm : public Module<T> {
  public:
   explicit LayerNorm(int64_t channels, double eps = 1e-5);
   Var<T> forward(Context<T>& context, const Var<T>& x);
@@ -44,7 +45,7 @@ class LayerNorm : public Module<T> {
 
 // A table [rows, channels]; starts as normal numbers of deviation 0.02.
 template <class T>
-class Embedding : public Module<T> {
+class FOCI_API Embedding : public Module<T> {
  public:
   Embedding(int64_t rows, int64_t channels);
   Var<T> forward(Context<T>& context, std::vector<int64_t> ids);
@@ -57,6 +58,6 @@ class Embedding : public Module<T> {
 
 // In training a fraction p of x becomes 0 and the rest grows by 1/(1−p); else x itself.
 template <class T>
-Var<T> dropout(Context<T>& context, const Var<T>& x, double p);
+FOCI_API Var<T> dropout(Context<T>& context, const Var<T>& x, double p);
 
 }  // namespace foci::nn

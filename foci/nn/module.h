@@ -13,6 +13,7 @@
 
 #include "foci/autograd/ops.h"
 #include "foci/autograd/tape.h"
+#include "foci/core/api.h"
 #include "foci/core/rng.h"
 
 namespace foci::nn {
@@ -33,7 +34,7 @@ struct Context {
 };
 
 template <class T>
-class Module {
+class FOCI_API Module {
  public:
   Module() = default;
   Module(const Module&) = delete;
@@ -69,6 +70,6 @@ class Module {
 
 // Copies values from another model of the same tree, of any float type: for checks in double.
 template <class To, class From>
-void copy_parameters(Module<From>& from, Module<To>& to);
+FOCI_API void copy_parameters(Module<From>& from, Module<To>& to);
 
 }  // namespace foci::nn

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/core/tensor.h"
 #include "foci/spec/spec.h"
 
@@ -38,7 +39,7 @@ struct AttentionRecord {
   Tensor weights;  // [B, asked heads, asked rows, M], of the first request that wants rows
 };
 
-class Observer {
+class FOCI_API Observer {
  public:
   void add(AttentionRequest request) { requests_.push_back(std::move(request)); }
   const std::vector<AttentionRecord>& records() const { return records_; }
@@ -57,6 +58,6 @@ class Observer {
 };
 
 // Whether `pattern`, in which * stands for any run of characters, is all of `text`.
-bool matches(std::string_view pattern, std::string_view text);
+FOCI_API bool matches(std::string_view pattern, std::string_view text);
 
 }  // namespace foci::nn

@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "foci/autograd/tape.h"
+#include "foci/core/api.h"
 
 namespace foci::nn {
 
 // Moves the parameters' values and gradients into two flat tensors, those with weight decay first,
 // so that the optimiser runs over plain memory. The parameters stay valid: they become views.
-class FlatParameters {
+class FOCI_API FlatParameters {
  public:
   explicit FlatParameters(std::vector<Parameter<float>*> parameters);
 
@@ -39,7 +40,7 @@ struct AdamWConfig {
 };
 
 // Decoupled weight decay (Loshchilov & Hutter 2019).
-class AdamW {
+class FOCI_API AdamW {
  public:
   AdamW(FlatParameters& parameters, const AdamWConfig& config);
 
@@ -61,7 +62,7 @@ class AdamW {
 };
 
 // Linear warm-up, then half a cosine down to `floor` of the peak.
-struct Schedule {
+struct FOCI_API Schedule {
   double peak = 1e-3;
   double warm_up = 0.05;  // share of the run
   double floor = 0.01;    // share of the peak

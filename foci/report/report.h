@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/core/tensor.h"
 #include "foci/insight/estimate.h"
 
@@ -100,9 +101,9 @@ struct Report {
 };
 
 // The page. Throws ArgumentError where a part contradicts itself (sizes, classes out of range).
-std::string render(const Report& report);
+FOCI_API std::string render(const Report& report);
 
 // Renders and writes all or nothing. Throws ArgumentError, IoError.
-void write_report(const std::filesystem::path& path, const Report& report);
+FOCI_API void write_report(const std::filesystem::path& path, const Report& report);
 
 }  // namespace foci::report

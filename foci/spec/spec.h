@@ -18,6 +18,8 @@
 #include <variant>
 #include <vector>
 
+#include "foci/core/api.h"
+
 namespace foci {
 
 // ---- scores -------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ enum class Statistic : uint8_t {
 };
 
 // A set of statistics.
-class Statistics {
+class FOCI_API Statistics {
  public:
   constexpr Statistics() = default;
   constexpr Statistics(std::initializer_list<Statistic> list) {
@@ -176,7 +178,7 @@ struct AttentionSpec {
 
 // Throws ArgumentError naming the option unless every number in the spec is one it may hold
 // (alpha > 1, k ≥ 1, softcap > 0, p in [0, 1), window sides ≥ 0 …). Shapes are checked by Plan.
-void validate(const AttentionSpec& spec);
+FOCI_API void validate(const AttentionSpec& spec);
 
 template <class T>
 bool has_mask(const AttentionSpec& spec) {
@@ -194,7 +196,7 @@ const T* find_bias(const AttentionSpec& spec) {
 }
 
 // The alignment that positional biases use: past if any mask is aligned to it, else bottom_right.
-Align bias_align(const AttentionSpec& spec);
+FOCI_API Align bias_align(const AttentionSpec& spec);
 
 // Visitor from lambdas: std::visit(overloaded{[](Dot) {…}, [](Cosine) {…}, …}, score).
 template <class... F>

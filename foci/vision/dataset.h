@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/core/tensor.h"
 #include "foci/io/image.h"
 
@@ -29,7 +30,7 @@ struct PictureFormat {
   bool operator==(const PictureFormat&) const = default;
 };
 // Throws ArgumentError naming the field that makes no sense.
-void validate(const PictureFormat& format);
+FOCI_API void validate(const PictureFormat& format);
 
 // Patches of one picture, row by row.
 struct Grid {
@@ -49,7 +50,7 @@ struct Sample {
   std::string name;                // for people: "test scene 17", or a file's path
 };
 
-class Dataset {
+class FOCI_API Dataset {
  public:
   virtual ~Dataset() = default;
   virtual const PictureFormat& format() const = 0;
@@ -65,10 +66,10 @@ class Dataset {
 
 // The samples of training step `step` ≥ 0: `count` in a row of an endless set; of a finite one, the
 // next `count` of its permutation, which (seed, epoch) decide. Every sample comes once an epoch.
-std::vector<Sample> training_samples(const Dataset& data, uint64_t seed, int64_t step,
-                                     int64_t count);
+FOCI_API std::vector<Sample> training_samples(const Dataset& data, uint64_t seed, int64_t step,
+                                              int64_t count);
 // Test samples [begin, end), end cut at the size of the set.
-std::vector<Sample> test_samples(const Dataset& data, int64_t begin, int64_t end);
+FOCI_API std::vector<Sample> test_samples(const Dataset& data, int64_t begin, int64_t end);
 
 // Pictures of different sizes, one after the other. T = all their patches, B = pictures.
 struct Batch {
@@ -82,13 +83,13 @@ struct Batch {
   int64_t size() const { return static_cast<int64_t>(grids.size()); }
 };
 // Throws ArgumentError for no samples, or one that does not have the format.
-Batch make_batch(std::span<const Sample> samples, const PictureFormat& format);
+FOCI_API Batch make_batch(std::span<const Sample> samples, const PictureFormat& format);
 
 // A picture as the format wants it: grey or colour, its longer side at most max_side, both sides
 // multiples of the patch (rounded, so that the aspect stays as near as it can).
-Image fit(const Image& picture, const PictureFormat& format);
+FOCI_API Image fit(const Image& picture, const PictureFormat& format);
 // A picture of a person's own, for a trained model; its label is 0 and means nothing. Throws as
 // read_image does.
-Sample read_sample(const std::filesystem::path& path, const PictureFormat& format);
+FOCI_API Sample read_sample(const std::filesystem::path& path, const PictureFormat& format);
 
 }  // namespace foci::vision

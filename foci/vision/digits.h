@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/vision/dataset.h"
 
 namespace foci::vision {
@@ -20,15 +21,15 @@ struct Digit {
 };
 
 // All digits, in the order of collection. Unpacked once, at the first call.
-const std::vector<Digit>& digits();
+FOCI_API const std::vector<Digit>& digits();
 
 // Indices into digits() of a split, ascending. One fifth of each class is for testing, chosen once
 // and for all: no option or seed moves a digit from one side to the other.
-const std::vector<int64_t>& digit_indices(Split split);
+FOCI_API const std::vector<int64_t>& digit_indices(Split split);
 
 // Lines of 64 numbers 0–16 and a label 0–9, separated by commas, plain or packed with gzip. Throw
 // FormatError naming `name` and the line.
-std::vector<Digit> parse_digit_lines(std::string_view csv, const std::string& name);
-std::vector<Digit> parse_digits(std::string_view gzipped_csv, const std::string& name);
+FOCI_API std::vector<Digit> parse_digit_lines(std::string_view csv, const std::string& name);
+FOCI_API std::vector<Digit> parse_digits(std::string_view gzipped_csv, const std::string& name);
 
 }  // namespace foci::vision

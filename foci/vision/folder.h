@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/vision/dataset.h"
 
 namespace foci::vision {
@@ -21,7 +22,7 @@ struct FolderOptions {
   uint64_t seed = 1;                // for mirroring
 };
 
-class Folder : public Dataset {
+class FOCI_API Folder : public Dataset {
  public:
   // Lists the folder and looks at the head of every file; decodes all of them where they have less
   // than 256 MB together. Colour if any picture has colour. Hidden files and files that are not

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/vision/dataset.h"
 
 namespace foci::vision {
@@ -39,7 +40,7 @@ struct SceneOptions {
   Augmentation augmentation;
 };
 
-class Scenes : public Dataset {
+class FOCI_API Scenes : public Dataset {
  public:
   // Throws ArgumentError naming the option that makes no sense.
   explicit Scenes(const SceneOptions& options = {});

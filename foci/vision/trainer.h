@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/models/vit/vit.h"
 #include "foci/nn/optimiser.h"
 #include "foci/vision/dataset.h"
@@ -73,7 +74,7 @@ struct TrainResult {
   std::vector<CurvePoint> curve;  // at most about 500 points
 };
 
-class Trainer {
+class FOCI_API Trainer {
  public:
   // Throws ArgumentError for options that make no sense; where `folder` already holds a model and
   // resume is false; and with resume, IoError or FormatError where there is no checkpoint, or one
@@ -95,7 +96,7 @@ class Trainer {
   std::unique_ptr<State> state_;
 };
 
-struct Evaluation {
+struct FOCI_API Evaluation {
   std::vector<int64_t> labels, predictions;  // one each a picture
   std::vector<int64_t> sources;              // Sample::source: which are not independent
   double loss = 0;                           // mean cross-entropy, no smoothing
@@ -104,13 +105,13 @@ struct Evaluation {
 };
 
 // Samples [begin, end) of a split (cut at its size), in batches.
-Evaluation evaluate(Vit<float>& model, const Dataset& data, Split split, int64_t begin, int64_t end,
-                    int64_t batch = 64);
+FOCI_API Evaluation evaluate(Vit<float>& model, const Dataset& data, Split split, int64_t begin,
+                             int64_t end, int64_t batch = 64);
 
 // A model's picture format, for preparing pictures of one's own.
-PictureFormat format_of(const VitConfig& config);
+FOCI_API PictureFormat format_of(const VitConfig& config);
 
 // Vit's view of a batch.
-std::vector<PatchGrid> patch_grids(const Batch& batch);
+FOCI_API std::vector<PatchGrid> patch_grids(const Batch& batch);
 
 }  // namespace foci::vision

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/spec/spec.h"
 
 namespace foci {
@@ -16,7 +17,7 @@ enum class Pooling : uint8_t {
   class_token,  // a learned token that stands before the patches in every layer
   attention     // a learned query that attends to the patches after the last layer
 };
-std::string_view name_of(Pooling pooling);  // "mean", "class_token", "attention"
+FOCI_API std::string_view name_of(Pooling pooling);  // "mean", "class_token", "attention"
 
 struct VitConfig {
   // Pictures: patches of patch × patch pixels with `channels` values each; the model sees
@@ -45,12 +46,12 @@ struct VitConfig {
 };
 
 // Throws ArgumentError naming the field that makes no sense.
-void validate(const VitConfig& config);
+FOCI_API void validate(const VitConfig& config);
 
 // config.json, with the names that Hugging Face uses where it has one (hidden_size, patch_size,
 // id2label …). Reading throws FormatError with `name`, the key, what stands there and what is
 // right.
-std::string vit_config_to_json(const VitConfig& config);
-VitConfig vit_config_from_json(std::string_view text, const std::string& name);
+FOCI_API std::string vit_config_to_json(const VitConfig& config);
+FOCI_API VitConfig vit_config_from_json(std::string_view text, const std::string& name);
 
 }  // namespace foci

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "foci/core/api.h"
 #include "foci/models/vit/config.h"
 #include "foci/nn/encoder.h"
 #include "foci/nn/observe.h"
@@ -32,7 +33,7 @@ struct PictureAttention {
 };
 
 template <class T>
-class Vit : public nn::Module<T> {
+class FOCI_API Vit : public nn::Module<T> {
  public:
   explicit Vit(const VitConfig& config);
 
@@ -78,8 +79,8 @@ class Vit : public nn::Module<T> {
 
 // A model folder: config.json and model.safetensors. Throws IoError or FormatError: no folder, no
 // config, a tensor that lacks, is too many, or has another shape (named, with both shapes).
-std::unique_ptr<Vit<float>> load_vit(const std::filesystem::path& folder);
+FOCI_API std::unique_ptr<Vit<float>> load_vit(const std::filesystem::path& folder);
 // Writes both files, each all or nothing; makes the folder where it is missing.
-void save_vit(const std::filesystem::path& folder, Vit<float>& model);
+FOCI_API void save_vit(const std::filesystem::path& folder, Vit<float>& model);
 
 }  // namespace foci
