@@ -70,15 +70,21 @@ void normalise_rows(const Tensor& from, const Tensor& to, const Tensor& inverse)
 bool any_non_finite(const kernels::AttentionKernels& kernels, const Tensor& t) {
   if (t.numel() == 0) return false;
   std::atomic<bool> found = false;
-  const int64_t heads = t.dim(1), rows = t.dim(2), depth = t.dim(3);
+  int64_t heads = t.dim(1), depth = t.dim(3);
+  const int64_t rows = t.dim(2), row_stride = t.stride(2);
+  // Heads side by side in a row of channels, as a projection leaves them, are read as one.
+  if (t.stride(1) == depth && row_stride == heads * depth) {
+    depth *= heads;
+    heads = 1;
+  }
   parallel_for(t.dim(0) * heads, [&](int64_t task) {
     const float* x = t.data<float>() + task / heads * t.stride(0) + task % heads * t.stride(1);
-    if (t.stride(2) == depth) {
+    if (row_stride == depth) {
       if (kernels.any_non_finite(x, rows * depth)) found = true;
       return;
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      if (kernels.any_non_finite(x + r * t.stride(2), depth)) found = true;
+    for (int64_t r = 0; r < rows && !found; ++r) {
+      if (kernels.any_non_finite(x + r * row_stride, depth)) found = true;
     }
   });
   return found;
