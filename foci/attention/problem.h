@@ -12,7 +12,8 @@ namespace foci {
 // what a range cannot say: keep bits, and segments whose keys do not lie together.
 struct KeyMask {
   int64_t B = 0, N = 0, M = 0;
-  std::vector<int64_t> begin, end;  // [B,N]: keys outside [begin, end) are masked; empty: begin == end
+  std::vector<int64_t> begin,
+      end;  // [B,N]: keys outside [begin, end) are masked; empty: begin == end
 
   // Undefined where there is no Keep mask, else bool viewed as [B,H,N,M] (broadcast strides are 0).
   Tensor keep;
@@ -20,9 +21,9 @@ struct KeyMask {
   // Filled only where some segment's keys do not lie together: key j of batch b is seen by query i
   // iff k_segment[b,j] == q_segment[b,i] and local_begin[b,i] ≤ k_local[b,j] < local_end[b,i].
   bool scattered = false;
-  std::vector<int32_t> q_segment, k_segment;        // [B,N], [B,M]
-  std::vector<int64_t> k_local;                     // [B,M]
-  std::vector<int64_t> local_begin, local_end;      // [B,N]
+  std::vector<int32_t> q_segment, k_segment;    // [B,N], [B,M]
+  std::vector<int64_t> k_local;                 // [B,M]
+  std::vector<int64_t> local_begin, local_end;  // [B,N]
 
   // Whether keys inside [begin, end) may be masked all the same.
   bool only_ranges() const { return !keep.defined() && !scattered; }

@@ -24,7 +24,7 @@ Tensor with_gap(const Tensor& t, int64_t gap) {
   Dims wide = t.shape();
   wide[wide.size() - 1] += gap;
   const Tensor room = Tensor::full(wide, 7, t.dtype());
-  const Tensor view = room.slice(-1, 0, t.shape().back());
+  Tensor view = room.slice(-1, 0, t.shape().back());
   view.copy_from(t);
   return view;
 }
@@ -52,7 +52,7 @@ Tensor strided_heads(const Tensor& t) {
   if (!t.defined()) return t;
   const int64_t B = t.dim(0), H = t.dim(1), N = t.dim(2), D = t.dim(3);
   const Tensor room = Tensor::full({B, N, H + 1, D + 3}, 7, t.dtype());
-  const Tensor view = room.slice(2, 1, H + 1).slice(3, 0, D).transpose(1, 2);
+  Tensor view = room.slice(2, 1, H + 1).slice(3, 0, D).transpose(1, 2);
   view.copy_from(t);
   return view;
 }

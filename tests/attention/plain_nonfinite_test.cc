@@ -37,7 +37,7 @@ void poison(const Tensor& t, Rng& rng) {
 // Infinities become NaN: inf − inf and inf are both right, depending on which formula of a gradient
 // one writes down.
 Tensor no_infinities(const Tensor& t) {
-  const Tensor c = t.to(DType::f64).clone();
+  Tensor c = t.to(DType::f64).clone();
   for (double& x : c.span<double>()) x = std::isinf(x) ? std::nan("") : x;
   return c;
 }

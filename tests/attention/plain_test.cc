@@ -181,7 +181,7 @@ TEST_F(Threads, DoNotChangeBits) {
 
 Tensor random(const Dims& shape, uint64_t seed) {
   Rng rng(seed);
-  const Tensor t = Tensor::empty(shape);
+  Tensor t = Tensor::empty(shape);
   for (float& x : t.span<float>()) x = static_cast<float>(rng.normal());
   return t;
 }
