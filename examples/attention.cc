@@ -19,7 +19,8 @@ int main() {
                            .masks = {foci::Causal{}},
                            .statistics = {foci::Statistic::entropy}};
   foci::AttentionShape shape{.H = 4, .Hk = 4, .N = 8, .M = 8, .D = 16, .Dv = 16};
-  foci::AttentionOutputs out = foci::Plan::make(spec, shape).bind({.q = q, .k = k, .v = v}).forward();
+  foci::AttentionOutputs out =
+      foci::Plan::make(spec, shape).bind({.q = q, .k = k, .v = v}).forward();
   for (int64_t i = 0; i < 8; ++i) {
     std::printf("query %d of head 0: y[0] = %+.3f, entropy %.3f nats\n", static_cast<int>(i),
                 out.y.at<float>(0, 0, i, 0), out.entropy.at<float>(0, 0, i));

@@ -25,8 +25,7 @@ class Finder : public nn::Module<float> {
   foci::Var<float> forward(nn::Context<float>& context, const foci::Var<float>& x) {
     auto h = encoder.forward(context, embed.forward(context, x));
     auto first = foci::ops::slice(context.tape, h, 1, 0, 1);
-    return classify.forward(context,
-                            foci::ops::reshape(context.tape, first, {x.dim(0), kWidth}));
+    return classify.forward(context, foci::ops::reshape(context.tape, first, {x.dim(0), kWidth}));
   }
   nn::Linear<float> embed;
   nn::Encoder<float> encoder;

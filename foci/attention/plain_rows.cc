@@ -2,6 +2,7 @@
 // NaN and infinity where they may be seen.
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 
 #include "foci/attention/plain.h"
 #include "foci/core/rng.h"

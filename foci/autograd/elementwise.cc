@@ -1,5 +1,7 @@
 #include "foci/autograd/elementwise.h"
 
+#include <algorithm>
+
 #include "foci/core/simd_target.h"
 #include "foci/core/threads.h"
 #include "foci/kernels/dense.h"

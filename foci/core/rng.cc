@@ -42,9 +42,9 @@ uint32_t dropout_threshold(double p) {
 uint32_t Rng::next_u32() {
   const uint64_t index = state_.position / 4;
   if (index != block_index_) {
-    block_ = philox(state_.seed,
-                    {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
-                     static_cast<uint32_t>(state_.stream), static_cast<uint32_t>(state_.stream >> 32)});
+    block_ = philox(state_.seed, {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32),
+                                  static_cast<uint32_t>(state_.stream),
+                                  static_cast<uint32_t>(state_.stream >> 32)});
     block_index_ = index;
   }
   return block_[state_.position++ % 4];
@@ -55,7 +55,9 @@ uint64_t Rng::next_u64() {
   return low | uint64_t{next_u32()} << 32;
 }
 
-double Rng::uniform() { return static_cast<double>(next_u64() >> 11) * 0x1.0p-53; }
+double Rng::uniform() {
+  return static_cast<double>(next_u64() >> 11) * 0x1.0p-53;
+}
 
 int64_t Rng::below(int64_t n) {
   require(n >= 1, "Rng::below: n is {}, at least 1 is needed", n);

@@ -18,13 +18,17 @@ namespace {
 int64_t highway_bit(SimdTarget target) {
   switch (target) {
 #if HWY_ARCH_X86
-    case SimdTarget::avx512: return HWY_AVX3;
-    case SimdTarget::avx2: return HWY_AVX2;
+    case SimdTarget::avx512:
+      return HWY_AVX3;
+    case SimdTarget::avx2:
+      return HWY_AVX2;
 #else
     case SimdTarget::avx512:
-    case SimdTarget::avx2: return 0;
+    case SimdTarget::avx2:
+      return 0;
 #endif
-    case SimdTarget::baseline: return HWY_STATIC_TARGET;
+    case SimdTarget::baseline:
+      return HWY_STATIC_TARGET;
   }
   return 0;
 }
@@ -43,9 +47,12 @@ std::atomic<int> forced{-1};
 
 std::string_view name_of(SimdTarget target) {
   switch (target) {
-    case SimdTarget::baseline: return "baseline";
-    case SimdTarget::avx2: return "avx2";
-    case SimdTarget::avx512: return "avx512";
+    case SimdTarget::baseline:
+      return "baseline";
+    case SimdTarget::avx2:
+      return "avx2";
+    case SimdTarget::avx512:
+      return "avx512";
   }
   return "?";
 }
@@ -96,6 +103,8 @@ SimdTarget current_target() {
   return supported_targets().front();
 }
 
-void set_target(SimdTarget target) { forced = static_cast<int>(parse_target(name_of(target))); }
+void set_target(SimdTarget target) {
+  forced = static_cast<int>(parse_target(name_of(target)));
+}
 
 }  // namespace foci

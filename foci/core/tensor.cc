@@ -13,22 +13,30 @@ constexpr size_t kAlignment = 64;  // one cache line, and the widest vector of a
 
 std::shared_ptr<void> allocate(size_t bytes) {
   // Kernels may read a whole vector at a row's end; the padding keeps that inside the allocation.
-  void* p = ::operator new(bytes + kAlignment, std::align_val_t{kAlignment});
-  return {p, [](void* q) { ::operator delete(q, std::align_val_t{kAlignment}); }};
+  void* p = ::operator new (bytes + kAlignment, std::align_val_t{kAlignment});
+  return {p, [](void* q) { ::operator delete (q, std::align_val_t{kAlignment}); }};
 }
 
 // Calls f with a null pointer of the element type.
 template <class F>
 decltype(auto) with_type(DType t, F&& f) {
   switch (t) {
-    case DType::f32: return f(static_cast<float*>(nullptr));
-    case DType::f64: return f(static_cast<double*>(nullptr));
-    case DType::f16: return f(static_cast<f16*>(nullptr));
-    case DType::bf16: return f(static_cast<bf16*>(nullptr));
-    case DType::i32: return f(static_cast<int32_t*>(nullptr));
-    case DType::i64: return f(static_cast<int64_t*>(nullptr));
-    case DType::u8: return f(static_cast<uint8_t*>(nullptr));
-    case DType::boolean: return f(static_cast<bool*>(nullptr));
+    case DType::f32:
+      return f(static_cast<float*>(nullptr));
+    case DType::f64:
+      return f(static_cast<double*>(nullptr));
+    case DType::f16:
+      return f(static_cast<f16*>(nullptr));
+    case DType::bf16:
+      return f(static_cast<bf16*>(nullptr));
+    case DType::i32:
+      return f(static_cast<int32_t*>(nullptr));
+    case DType::i64:
+      return f(static_cast<int64_t*>(nullptr));
+    case DType::u8:
+      return f(static_cast<uint8_t*>(nullptr));
+    case DType::boolean:
+      return f(static_cast<bool*>(nullptr));
   }
   throw ArgumentError("unknown dtype");
 }
@@ -190,8 +198,12 @@ Tensor Tensor::wrap(void* data, const Dims& shape, const Dims& strides, DType dt
   return t;
 }
 
-int64_t Tensor::dim(int i) const { return shape_[normalise(i, rank(), "Tensor::dim")]; }
-int64_t Tensor::stride(int i) const { return strides_[normalise(i, rank(), "Tensor::stride")]; }
+int64_t Tensor::dim(int i) const {
+  return shape_[normalise(i, rank(), "Tensor::dim")];
+}
+int64_t Tensor::stride(int i) const {
+  return strides_[normalise(i, rank(), "Tensor::stride")];
+}
 
 bool Tensor::is_contiguous() const {
   if (numel_ == 0) return true;  // and its other sizes may be too large to multiply
@@ -343,7 +355,9 @@ Tensor Tensor::broadcast_to(const Dims& shape) const {
   return t;
 }
 
-Tensor Tensor::contiguous() const { return is_contiguous() ? *this : clone(); }
+Tensor Tensor::contiguous() const {
+  return is_contiguous() ? *this : clone();
+}
 
 Tensor Tensor::clone() const {
   require(defined(), "clone of an undefined tensor");

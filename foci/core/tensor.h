@@ -5,6 +5,7 @@
 // elements, may be 0 (broadcast), and are never negative.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>

@@ -18,7 +18,7 @@ struct State {
   std::mutex mutex;
   int threads = tbb::info::default_concurrency();
   std::unique_ptr<tbb::global_control> limit;  // lets more threads run than there are cores
-  std::shared_ptr<tbb::task_arena> arena;  // made on first use, remade when `threads` changes
+  std::shared_ptr<tbb::task_arena> arena;      // made on first use, remade when `threads` changes
   std::shared_ptr<const Executor> executor;
 };
 
@@ -37,8 +37,8 @@ void set_num_threads(int n) {
   s.arena.reset();
   s.limit.reset();
   if (n > tbb::info::default_concurrency()) {
-    s.limit = std::make_unique<tbb::global_control>(
-        tbb::global_control::max_allowed_parallelism, static_cast<size_t>(n));
+    s.limit = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
+                                                    static_cast<size_t>(n));
   }
   s.threads = n;
 }
@@ -77,8 +77,8 @@ void parallel_for(int64_t count, const std::function<void(int64_t)>& task) {
     // thread-local scratch in mid-use.
     arena->execute([&] {
       tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(int64_t{0}, count, [&](int64_t i) { task(i); },
-                          tbb::simple_partitioner());
+        tbb::parallel_for(
+            int64_t{0}, count, [&](int64_t i) { task(i); }, tbb::simple_partitioner());
       });
     });
   }

@@ -13,6 +13,10 @@
 
 #include "foci/kernels/attention_forward-inl.h"
 
+#include <cmath>
+#include <cstring>
+#include <limits>
+
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {

@@ -7,6 +7,8 @@
 #endif
 
 #include <cmath>
+#include <cstring>
+#include <limits>
 
 #include "foci/kernels/attention_strip-inl.h"
 #include "foci/kernels/normalizers/softmax-inl.h"

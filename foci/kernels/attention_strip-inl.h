@@ -7,6 +7,8 @@
 #endif
 
 #include "foci/kernels/attention.h"
+
+#include <cstring>
 #include "foci/kernels/strips-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -10,8 +10,8 @@
 #include <cmath>
 #include <limits>
 
-#include "foci/kernels/math-inl.h"
 #include "foci/kernels/dense_ops.h"
+#include "foci/kernels/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

@@ -12,9 +12,9 @@
 
 namespace foci::kernels {
 
-// Terms of a sum that are chained before they are added to what earlier blocks gave. Measured: below
-// 256 the passes over C show, above 384 a panel of B (48 KB at 32 columns) falls out of the L1 cache
-// and rounding errors grow.
+// Terms of a sum that are chained before they are added to what earlier blocks gave. Measured:
+// below 256 the passes over C show, above 384 a panel of B (48 KB at 32 columns) falls out of the
+// L1 cache and rounding errors grow.
 inline constexpr int64_t kDepthBlock = 384;
 
 // C [m, n] = or += A · B + bias for one block of C over one depth block, k ≤ kDepthBlock.

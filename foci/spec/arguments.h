@@ -46,13 +46,13 @@ struct AttentionUpstream {
 
 // Gradients that backward gives; which ones, the caller chooses (AttentionWanted).
 struct AttentionGradients {
-  Tensor dq, dk, dv;        // as q, k, v
-  Tensor dbias;             // in bias's own shape
-  Tensor dslopes;           // [H]
-  Tensor dtable1d;          // as table1d
-  Tensor dtable2d;          // as table2d
-  Tensor dscore_w;          // [D]
-  Tensor dscale;            // [1] for one scale (or auto), [H] for one per head
+  Tensor dq, dk, dv;  // as q, k, v
+  Tensor dbias;       // in bias's own shape
+  Tensor dslopes;     // [H]
+  Tensor dtable1d;    // as table1d
+  Tensor dtable2d;    // as table2d
+  Tensor dscore_w;    // [D]
+  Tensor dscale;      // [1] for one scale (or auto), [H] for one per head
 };
 
 // Which gradients backward computes.

@@ -18,19 +18,18 @@ void validate_score(const Score& score) {
 }
 
 void validate_scale(const Scale& scale) {
-  std::visit(overloaded{[](const AutoScale&) {},
-                        [](double s) {
-                          require(std::isfinite(s), "scale: {} given, a finite number is needed",
-                                  s);
-                        },
-                        [](const std::vector<double>& per_head) {
-                          for (size_t h = 0; h < per_head.size(); ++h) {
-                            require(std::isfinite(per_head[h]),
-                                    "scale[{}]: {} given, a finite number is needed", h,
-                                    per_head[h]);
-                          }
-                        }},
-             scale);
+  std::visit(
+      overloaded{[](const AutoScale&) {},
+                 [](double s) {
+                   require(std::isfinite(s), "scale: {} given, a finite number is needed", s);
+                 },
+                 [](const std::vector<double>& per_head) {
+                   for (size_t h = 0; h < per_head.size(); ++h) {
+                     require(std::isfinite(per_head[h]),
+                             "scale[{}]: {} given, a finite number is needed", h, per_head[h]);
+                   }
+                 }},
+      scale);
 }
 
 void validate_normalizer(const Normalizer& normalizer) {
@@ -48,24 +47,24 @@ void validate_normalizer(const Normalizer& normalizer) {
 }
 
 void validate_mask(const Mask& mask, size_t index) {
-  std::visit(
-      overloaded{[](const Causal&) {},
-                 [&](const Window& w) {
-                   require(!w.left || *w.left >= 0,
-                           "masks[{}].left: {} given, a window side is >= 0 or unbounded", index,
-                           w.left.value_or(0));
-                   require(!w.right || *w.right >= 0,
-                           "masks[{}].right: {} given, a window side is >= 0 or unbounded", index,
-                           w.right.value_or(0));
-                 },
-                 [](const KeyLengths&) {}, [](const Segments&) {}, [](const Keep&) {}},
-      mask);
+  std::visit(overloaded{[](const Causal&) {},
+                        [&](const Window& w) {
+                          require(!w.left || *w.left >= 0,
+                                  "masks[{}].left: {} given, a window side is >= 0 or unbounded",
+                                  index, w.left.value_or(0));
+                          require(!w.right || *w.right >= 0,
+                                  "masks[{}].right: {} given, a window side is >= 0 or unbounded",
+                                  index, w.right.value_or(0));
+                        },
+                        [](const KeyLengths&) {}, [](const Segments&) {}, [](const Keep&) {}},
+             mask);
 }
 
 void validate_bias(const Bias& bias, size_t index) {
   std::visit(overloaded{[](const TensorBias&) {}, [](const Alibi&) {},
                         [&](const Relative1D& r) {
-                          // The table has 2·max_distance + 1 columns; 2^40 keeps that far from overflow.
+                          // The table has 2·max_distance + 1 columns; 2^40 keeps that far from
+                          // overflow.
                           require(r.max_distance >= 0 && r.max_distance < (int64_t{1} << 40),
                                   "biases[{}].max_distance: {} given, it must lie in [0, 2^40)",
                                   index, r.max_distance);

@@ -4,7 +4,9 @@
 // last valid key (kv_lengths), or start at key 0; a mask with fewer columns than keys hides the
 // rest; three dimensions are heads laid side by side; `scores` shows the scores at one stage.
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <optional>
 
 #include "foci/reference/attention.h"
 #include "foci/verify/attributes.h"

@@ -1,5 +1,6 @@
 // foci.attention: the spec stands in the attributes, the tensors under their own names.
 #include <algorithm>
+#include <functional>
 
 #include "foci/spec/json.h"
 #include "foci/verify/ops.h"

@@ -6,6 +6,7 @@
 #include <exception>
 #include <list>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "foci/core/rng.h"

@@ -1,6 +1,7 @@
 #include "foci/vision/scenes.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 

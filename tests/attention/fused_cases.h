@@ -1,6 +1,7 @@
 // Random problems of the family that fused serves, for the sweeps of fused_test.cc.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <vector>
 

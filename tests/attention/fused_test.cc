@@ -1,8 +1,10 @@
 // The fused kernels against the oracle, on every SIMD target, and the promises about bits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "attention/fused_cases.h"
 #include "foci/core/simd_target.h"

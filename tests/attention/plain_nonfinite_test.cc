@@ -2,6 +2,7 @@
 // forward and backward.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "attention/generate.h"

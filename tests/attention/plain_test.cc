@@ -2,6 +2,8 @@
 // random sweep of specs, shapes and strides; and the promises that hold bit for bit.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "attention/generate.h"
 #include "attention/tolerance.h"
 #include "foci/attention/plan.h"

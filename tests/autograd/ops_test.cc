@@ -2,6 +2,8 @@
 // double, and the corners of each.
 #include "foci/autograd/ops.h"
 
+#include <cmath>
+
 #include <gtest/gtest.h>
 
 #include "autograd/gradient_check.h"

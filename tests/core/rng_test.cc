@@ -4,6 +4,7 @@
 #include <Random123/philox.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "foci/core/error.h"
@@ -70,7 +71,8 @@ TEST(Dropout, BitsMatchTheirRateAndAreKeyedByPosition) {
   EXPECT_NEAR(dropped, 10000, 5 * std::sqrt(40000 * 0.25 * 0.75));
   EXPECT_EQ(dropout_bits(9, 1, 2, 3, 11), dropout_bits(9, 1, 2, 3, 11));
   int equal = 0;
-  for (int k = 0; k < 1000; ++k) equal += dropout_bits(9, 1, 2, 3, k) == dropout_bits(9, 1, 2, 4, k);
+  for (int k = 0; k < 1000; ++k)
+    equal += dropout_bits(9, 1, 2, 3, k) == dropout_bits(9, 1, 2, 4, k);
   EXPECT_LT(equal, 10);
   EXPECT_THROW(dropout_threshold(1.0), ArgumentError);
   EXPECT_THROW(dropout_threshold(-0.1), ArgumentError);

@@ -77,8 +77,9 @@ TEST(Tensor, RefusesWithWhatArrived) {
   EXPECT_NE(message([&] { (void)t.slice(0, 1, 3); }).find("[1, 3)"), std::string::npos);
   EXPECT_NE(message([&] { (void)t.transpose(0, 1).reshape({6}); }).find("not contiguous"),
             std::string::npos);
-  EXPECT_NE(message([&] { (void)Tensor::empty({int64_t{1} << 40, int64_t{1} << 40}); })
-                .find("too many elements"),
+  EXPECT_NE(message([&] {
+              (void)Tensor::empty({int64_t{1} << 40, int64_t{1} << 40});
+            }).find("too many elements"),
             std::string::npos);
   EXPECT_NE(message([&] { (void)Tensor::empty({-1}); }).find("negative"), std::string::npos);
   EXPECT_NE(message([&] { (void)t.at<float>(2, 0); }).find("index 2"), std::string::npos);
@@ -97,9 +98,9 @@ TEST(Halves, Float16RoundTripsEveryValueAndRoundsToEven) {
   }
   EXPECT_EQ(f16(65519.99f).bits, 0x7bff);
   EXPECT_EQ(f16(65520.0f).bits, 0x7c00);
-  EXPECT_EQ(f16(1.0f + 0x1.0p-11f).bits, 0x3c00);             // half way: to even
-  EXPECT_EQ(f16(1.0f + 0x1.8p-10f).bits, 0x3c02);             // half way: to even
-  EXPECT_EQ(f16(0x1.0p-25f).bits, 0);                         // half the smallest subnormal
+  EXPECT_EQ(f16(1.0f + 0x1.0p-11f).bits, 0x3c00);  // half way: to even
+  EXPECT_EQ(f16(1.0f + 0x1.8p-10f).bits, 0x3c02);  // half way: to even
+  EXPECT_EQ(f16(0x1.0p-25f).bits, 0);              // half the smallest subnormal
   EXPECT_EQ(f16(std::nextafter(0x1.0p-25f, 1.0f)).bits, 1);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include "foci/core/error.h"
@@ -53,7 +54,9 @@ TEST_F(Threads, AHostExecutorIsUsed) {
   EXPECT_EQ(sum, 10);
 }
 
-TEST_F(Threads, ZeroThreadsAreRefused) { EXPECT_THROW(set_num_threads(0), ArgumentError); }
+TEST_F(Threads, ZeroThreadsAreRefused) {
+  EXPECT_THROW(set_num_threads(0), ArgumentError);
+}
 
 }  // namespace
 }  // namespace foci

@@ -8,6 +8,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <functional>
 
 #include "io/damage.h"
 

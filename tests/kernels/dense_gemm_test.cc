@@ -1,6 +1,9 @@
 // Products and linear layers against loops in double: odd sizes, strides, threads, rows one by one.
 #include "kernels/dense_testing.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace foci::kernels {
 namespace {
 

@@ -1,6 +1,10 @@
 // Layer norm, activations, cross-entropy, AdamW and vector arithmetic against double.
 #include "kernels/dense_testing.h"
 
+#include <cmath>
+#include <cstring>
+#include <limits>
+
 namespace foci::kernels {
 namespace {
 

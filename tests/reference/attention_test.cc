@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "foci/core/rng.h"
 #include "reference/reported_parts.h"

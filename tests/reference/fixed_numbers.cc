@@ -1,6 +1,8 @@
 // Fixed numbers of sparse maps and masks (fixed_numbers.md; whole layers are tested by nn).
 #include "reference/reported_parts.h"
 
+#include <cmath>
+
 namespace foci::testing {
 namespace {
 

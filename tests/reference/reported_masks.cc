@@ -1,6 +1,8 @@
 // Reports about masks and empty rows (part A).
 #include "reference/reported_parts.h"
 
+#include <limits>
+
 namespace foci::testing {
 namespace {
 

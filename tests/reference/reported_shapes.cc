@@ -1,5 +1,8 @@
 // Reports about strides, shapes, gradients, dropout and reproducibility (part E).
 #include "foci/core/rng.h"
+
+#include <cmath>
+#include <optional>
 #include "foci/core/threads.h"
 #include "foci/reference/attention.h"
 #include "reference/reported_parts.h"

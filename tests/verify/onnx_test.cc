@@ -1,6 +1,7 @@
 // How the ONNX operators are read, beyond what the public cases pin: numbers by hand.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "verify/case_writer.h"

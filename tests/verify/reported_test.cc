@@ -2,6 +2,7 @@
 // Reported_fused_avx2.Row14_PaddingAndCausal and so on. Rows that an implementation does not serve
 // are skipped; `plain` serves all.
 #include <numeric>
+#include <optional>
 
 #include "foci/attention/plan.h"
 #include "reference/reported_cases.h"

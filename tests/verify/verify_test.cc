@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
+#include <map>
 
 #include "foci/io/file.h"
 #include "foci/reference/attention.h"

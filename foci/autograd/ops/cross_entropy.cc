@@ -1,6 +1,7 @@
 // loss_r = −Σ_c target_rc · log softmax(logits_r)_c,  target = (1 − s)·onehot + s/C
 //
 // Backward: dlogits = (softmax − target) / R, computed with the loss and kept.
+#include <algorithm>
 #include <cmath>
 
 #include "foci/autograd/elementwise.h"

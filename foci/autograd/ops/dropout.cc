@@ -1,5 +1,7 @@
 // y = x ∘ kept / (1 − p). Backward multiplies dy by the same factors, drawn again, not stored.
 #include "foci/autograd/ops.h"
+
+#include <algorithm>
 #include "foci/core/rng.h"
 #include "foci/core/threads.h"
 

@@ -2,6 +2,7 @@
 //
 // Backward: g = dy ∘ act'(pre); dx = g w; dw = gᵀ x; db = Σ_rows g. For ReLU y tells the sign of
 // `pre`, for GELU `pre` is kept.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 

@@ -2,7 +2,9 @@
 //
 // Backward scatters: the gradient of a table row is the sum, in output order, of the gradients of
 // the rows that it went into.
+#include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "foci/autograd/ops.h"
 #include "foci/core/threads.h"
