@@ -29,9 +29,9 @@ HWY_INLINE void for_lanes(int64_t n, F f) {
       [i](FloatVec v, float* p) HWY_ATTR { hn::StoreU(v, FloatTag(), p + i); });
   }
   if (i < n) {
-    const auto mask = hn::FirstN(d, static_cast<size_t>(n - i));
-    f([i, mask](const float* p) HWY_ATTR { return hn::MaskedLoad(mask, FloatTag(), p + i); },
-      [i, mask](FloatVec v, float* p) HWY_ATTR { hn::BlendedStore(v, mask, FloatTag(), p + i); });
+    const auto rest = static_cast<size_t>(n - i);
+    f([i, rest](const float* p) HWY_ATTR { return load_first(FloatTag(), rest, p + i); },
+      [i, rest](FloatVec v, float* p) HWY_ATTR { store_first(v, FloatTag(), rest, p + i); });
   }
 }
 
@@ -47,8 +47,9 @@ HWY_INLINE void for_lanes_kept(int64_t n, F f) {
       [](FloatVec v) HWY_ATTR { return v; });
   }
   if (i < n) {
-    const auto mask = hn::FirstN(d, static_cast<size_t>(n - i));
-    f([i, mask](const float* p) HWY_ATTR { return hn::MaskedLoad(mask, FloatTag(), p + i); },
+    const auto rest = static_cast<size_t>(n - i);
+    const auto mask = hn::FirstN(d, rest);
+    f([i, rest](const float* p) HWY_ATTR { return load_first(FloatTag(), rest, p + i); },
       [mask](FloatVec v) HWY_ATTR { return hn::IfThenElseZero(mask, v); });
   }
 }

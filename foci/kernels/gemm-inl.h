@@ -97,8 +97,8 @@ HWY_INLINE void map_rows(int64_t rows, int64_t cols, const float* x, int64_t ldx
     int64_t j = 0;
     for (; j + kLanes <= cols; j += kLanes) hn::StoreU(f(hn::LoadU(d, xr + j)), d, yr + j);
     if (j < cols) {
-      const auto mask = hn::FirstN(d, static_cast<size_t>(cols - j));
-      hn::BlendedStore(f(hn::MaskedLoad(mask, d, xr + j)), mask, d, yr + j);
+      const auto rest = static_cast<size_t>(cols - j);
+      store_first(f(load_first(d, rest, xr + j)), d, rest, yr + j);
     }
   }
 }

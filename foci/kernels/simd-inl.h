@@ -26,6 +26,9 @@
 
 #include <hwy/highway.h>
 
+#include <cstddef>
+#include <cstring>
+
 #include "foci/core/simd_target.h"
 
 #ifndef FOCI_KERNEL_TABLE
@@ -62,6 +65,29 @@ HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+
+// The first n lanes from p, n ≤ Lanes(d); the others are 0. Nothing beyond p[n) is touched, which
+// MaskedLoad and BlendedStore promise only where the target has masked memory access.
+template <class D>
+HWY_INLINE hn::Vec<D> load_first(D d, size_t n, const hn::TFromD<D>* p) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  return hn::MaskedLoad(hn::FirstN(d, n), d, p);
+#else
+  HWY_ALIGN hn::TFromD<D> buffer[hn::MaxLanes(D())] = {};
+  std::memcpy(buffer, p, n * sizeof(buffer[0]));
+  return hn::Load(d, buffer);
+#endif
+}
+template <class D>
+HWY_INLINE void store_first(hn::Vec<D> v, D d, size_t n, hn::TFromD<D>* p) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  hn::BlendedStore(v, hn::FirstN(d, n), d, p);
+#else
+  HWY_ALIGN hn::TFromD<D> buffer[hn::MaxLanes(D())];
+  hn::Store(v, d, buffer);
+  std::memcpy(p, buffer, n * sizeof(buffer[0]));
+#endif
+}
 }  // namespace HWY_NAMESPACE
 }  // namespace foci::kernels
 HWY_AFTER_NAMESPACE();

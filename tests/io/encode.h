@@ -35,6 +35,7 @@ inline std::string write_png(const PngForm& form, const std::string& rows) {
       PNG_LIBPNG_VER_STRING, nullptr,
       [](png_structp, png_const_charp text) { throw std::runtime_error(text); }, nullptr);
   png_infop info = png_create_info_struct(png);
+  png_set_check_for_invalid_index(png, 0);  // tests write indices beyond the palette on purpose
   png_set_write_fn(
       png, &out,
       [](png_structp p, png_bytep data, size_t n) {
