@@ -1,3 +1,4 @@
+// Versions of what the program is made of.
 #include "foci/cli/build_info.h"
 
 #include <fmt/format.h>

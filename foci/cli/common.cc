@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 
 #include "foci/cli/verb.h"
 #include "foci/core/threads.h"
@@ -53,6 +55,18 @@ void declare_threads(CLI::App& app, Common& common) {
 
 void apply_threads(const Common& common) {
   if (common.threads > 0) set_num_threads(common.threads);
+}
+
+void check_writable(const char* option, const std::string& path) {
+  if (path.empty()) return;
+  if (std::filesystem::is_directory(path)) {
+    throw UsageError(fmt::format("{}: {} is a folder, a file is wanted", option, path));
+  }
+  const std::filesystem::path parent = std::filesystem::absolute(path).parent_path();
+  if (access(parent.c_str(), W_OK) != 0) {
+    throw UsageError(fmt::format("{}: {}: the folder cannot be written to: {}", option, path,
+                                 std::strerror(errno)));
+  }
 }
 
 void catch_interrupts() {

@@ -50,6 +50,7 @@ class Demo : public Verb {
 
   int run() override {
     apply_threads(common_);
+    check_writable("--report", report_);
     catch_interrupts();
     const auto start = std::chrono::steady_clock::now();
     Progress progress(common_.quiet);

@@ -1,3 +1,4 @@
+// Runs a model over pictures in batches and collects what is asked about.
 #include "foci/cli/evaluate.h"
 
 #include <algorithm>

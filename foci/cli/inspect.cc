@@ -25,6 +25,7 @@ class Inspect : public Verb {
 
   int run() override {
     apply_threads(common_);
+    check_writable("--report", report_);
     const Pictures pictures = look_at(model_, images_);
     report::write_report(report_, report_for(pictures));
     if (common_.json) {

@@ -1,3 +1,4 @@
+// Reads a model and pictures, and lets the one look at the others.
 #include "foci/cli/pictures.h"
 
 #include "foci/cli/evaluate.h"

@@ -1,3 +1,4 @@
+// Writing to stderr, on a terminal and elsewhere.
 #include "foci/cli/progress.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Training under watch, and the parts of reports that come from it.
 #include "foci/cli/session.h"
 
 #include <algorithm>

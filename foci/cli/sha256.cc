@@ -1,3 +1,4 @@
+// SHA-256, block by block.
 #include "foci/cli/sha256.h"
 
 #include <algorithm>

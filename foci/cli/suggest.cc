@@ -1,3 +1,4 @@
+// Damerau's distance (neighbours may be swapped, each letter once) and what is near enough.
 #include "foci/cli/suggest.h"
 
 #include <algorithm>

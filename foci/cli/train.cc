@@ -66,6 +66,7 @@ class TrainVit : public Verb {
 
   int run() override {
     apply_threads(common_);
+    check_writable("--report", report_);
     catch_interrupts();
     Progress progress(common_.quiet);
     const std::unique_ptr<vision::Dataset> data = dataset();

@@ -1,3 +1,4 @@
+// Declares the options of training and turns them into those of the trainer.
 #include "foci/cli/train_flags.h"
 
 #include <CLI/CLI.hpp>

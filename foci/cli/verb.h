@@ -69,6 +69,10 @@ void declare_threads(CLI::App& app, Common& common);
 // Hands the choice of threads to the library.
 void apply_threads(const Common& common);
 
+// Throws UsageError naming `option` unless a file can be made at this path: told before the work,
+// not after. An empty path is none and fine.
+void check_writable(const char* option, const std::string& path);
+
 // Runs `read` and turns errors about files into UsageErrors.
 template <class F>
 auto reading(F&& read) {

@@ -1,3 +1,4 @@
+// Counting of answers.
 #include "foci/insight/confusion.h"
 
 #include "foci/core/error.h"

@@ -1,3 +1,4 @@
+// Intervals: Wilson's, and the bootstrap over single values or over groups.
 #include "foci/insight/estimate.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Means of a statistic for each head, and entropy of weights.
 #include "foci/insight/heads.h"
 
 #include <cmath>

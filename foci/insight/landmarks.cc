@@ -1,3 +1,4 @@
+// Landmark hits of one map, and their rates over scenes.
 #include "foci/insight/landmarks.h"
 
 #include <algorithm>

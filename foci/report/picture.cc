@@ -1,3 +1,4 @@
+// Scenes as SVG: the picture once, and a small PNG of heat for each head.
 #include "foci/report/picture.h"
 
 #include <algorithm>
@@ -60,8 +61,8 @@ std::string original(const Scene& scene, const std::string& id, const Box& box) 
 std::string overlay(const Scene& scene, const float* heat, const std::string& id, const Box& box,
                     const std::string& title) {
   const int64_t top = top_patch(heat, scene.rows * scene.columns);
-  const double cx = static_cast<double>(top % scene.columns) + 0.5;
-  const double cy = static_cast<double>(top / scene.columns) + 0.5;
+  const int64_t row = top / scene.columns, column = top % scene.columns;
+  const double cx = static_cast<double>(column) + 0.5, cy = static_cast<double>(row) + 0.5;
   return opened(scene, box) +
          fmt::format(
              "<title>{0}</title><use href=\"#{1}-p\"/><rect class=\"veil\" width=\"{2}\" "
@@ -175,7 +176,7 @@ void check_scene(const Scene& scene, size_t classes, const std::string& what) {
 }
 
 Tensor heat_pixels(const float* heat, int64_t rows, int64_t columns) {
-  const Tensor out = Tensor::empty({rows, columns, 4}, DType::u8);
+  Tensor out = Tensor::empty({rows, columns, 4}, DType::u8);
   const float largest = *std::max_element(heat, heat + rows * columns);
   uint8_t* pixel = out.data<uint8_t>();
   for (int64_t p = 0; p < rows * columns; ++p, pixel += 4) {

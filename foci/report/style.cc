@@ -1,3 +1,4 @@
+// The style sheet as text.
 #include "foci/report/style.h"
 
 #include <string>

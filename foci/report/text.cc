@@ -1,3 +1,4 @@
+// Escaping, encoding and formatting of text for pages.
 #include "foci/report/text.h"
 
 #include <fmt/format.h>

@@ -144,8 +144,10 @@ class Failures(program.ProgramTest):
         program.write(self.path("file"), b"")
         self.refused("train", "vit", *TINY, "--steps", 3, "--out", "file/model", "-q",
                      says="file/model")
-        self.refused("demo", *TINY, "--steps", 2, "--scenes", 5, "--report", "no/page.html", "-q",
-                     says="no/page.html")
+        # Told before the work, not after.
+        for path in ("no/page.html", "file/page.html", "."):
+            self.refused("demo", "--minutes", 60, "--report", path, says=["--report", path], code=2)
+        self.assertFalse(os.path.exists(self.path("foci-demo")))
 
     def test_a_loss_that_explodes_stops_and_keeps_the_last_good_checkpoint(self):
         said = self.refused("train", "vit", *TINY, "--steps", 500, "--lr", "1e38", "--warm-up", "0",

@@ -1,7 +1,7 @@
 """Opens pages in Chromium: nothing is requested, nothing complains, everything is painted.
 
-usage: page_test.py WRITE_SAMPLE_PROGRAM|FOLDER [SCREENSHOT_FOLDER]
-A folder is searched for *.html; a program is started to write some.
+usage: page_test.py COMMAND ARGUMENT...   where {} stands for the folder to write pages into
+FOCI_SCREENSHOTS names a folder to keep pictures of the pages in.
 """
 import json
 import os
@@ -179,13 +179,10 @@ def main():
     if package:
         print(f"skipped: the page test needs the Debian package {package}")
         return 77
-    source = os.path.abspath(sys.argv[1])
-    shots = sys.argv[2] if len(sys.argv) > 2 else None
+    shots = os.environ.get("FOCI_SCREENSHOTS")
     with tempfile.TemporaryDirectory() as folder, browser.Browser() as b:
-        if os.path.isdir(source):
-            folder = source
-        else:
-            subprocess.run([source, folder], check=True)
+        subprocess.run([a.replace("{}", folder) for a in sys.argv[1:]], check=True,
+                       stdout=subprocess.DEVNULL)
         pages = sorted(p for p in os.listdir(folder) if p.endswith(".html"))
         check(pages, f"{folder}: no pages")
         for page in pages:
