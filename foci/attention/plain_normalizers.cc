@@ -175,8 +175,9 @@ RowStatistics sparse_map(double alpha, const Sight& sight, int64_t width, const 
     const double over = (alpha - 1) * (double(row[j]) - max) - tau;
     const float p = over > 0 ? static_cast<float>(power_of(over, power)) : 0.0f;
     row[j] = p;
+    // A weight is above 0 where its score is above τ, also where float32 rounds it to 0 (α near 1).
+    if (over > 0) ++support;
     if (p == 0) return;
-    ++support;
     if (part) part[j] = 1;
     if (want.has(Statistic::entropy)) entropy -= p * std::log(double(p));
   });

@@ -281,6 +281,20 @@ TEST(PlainBits, APackedBatchEqualsItsMembers) {
   }
 }
 
+// Near α = 1 most weights are far below what float32 holds, and yet above 0.
+TEST(Plain, SupportCountsWeightsThatFloatRoundsToZero) {
+  AttentionInputs in{.q = Tensor::zeros({1, 1, 1, 1}),
+                     .k = Tensor::zeros({1, 1, 40, 1}),
+                     .v = Tensor::zeros({1, 1, 40, 1})};
+  in.q.at<float>(0, 0, 0, 0) = 1;
+  for (int64_t j = 0; j < 40; ++j) in.k.at<float>(0, 0, j, 0) = -2.0F * static_cast<float>(j);
+  const AttentionSpec spec{.normalizer = Entmax{1.01}, .statistics = {Statistic::support}};
+  const Tensor support = bind_plain(spec, in).forward().support;
+  const Tensor want = reference::attention_forward(spec, in).out.support;
+  EXPECT_EQ(want.to(DType::f32).item(), 40);
+  EXPECT_TRUE(near(support, want, 0));
+}
+
 TEST(PlainBits, ABatchEqualsItsMembers) {
   const SweepLimits limits{
       .batch = 3, .kv_heads = 2, .group = 2, .queries = 120, .keys = 300, .head = 24, .value = 20};
