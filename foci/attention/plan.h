@@ -40,6 +40,10 @@ class Bound;
 
 class FOCI_API Plan {
  public:
+  // Copies share what they hold. There is no move, which would leave a Plan that cannot be used.
+  Plan(const Plan&) = default;
+  Plan& operator=(const Plan&) = default;
+
   // Validates spec and shape; throws ArgumentError with what arrived and what would be right, also
   // where a demanded implementation does not serve the spec.
   static Plan make(const AttentionSpec& spec, const AttentionShape& shape,
@@ -57,16 +61,22 @@ class FOCI_API Plan {
 
   // Checks the tensors against the plan and what only data can tell (lengths, segments), and turns
   // the masks into key ranges and keep bits. The Bound keeps handles of the tensors.
+  // What masks, biases and tables read is taken here: after changing it, bind again.
   Bound bind(const AttentionInputs& inputs) const;
 
  private:
+  Plan() = default;
   std::shared_ptr<const PlanState> state_;
 };
 
 struct BoundState;
 
+// May be used by several threads at once, as a Plan may.
 class FOCI_API Bound {
  public:
+  Bound(const Bound&) = default;
+  Bound& operator=(const Bound&) = default;
+
   AttentionOutputs forward() const;
   // Writes into the given tensors (shapes as in AttentionOutputs; undefined ones are made).
   void forward(AttentionOutputs& outputs) const;

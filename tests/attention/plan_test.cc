@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <utility>
 
 #include "attention/refusal.h"
 #include "foci/core/error.h"
@@ -19,6 +20,13 @@ AttentionShape shape() {
 
 std::string make_refusal(const AttentionSpec& spec, const AttentionShape& s) {
   return refusal([&] { Plan::make(spec, s); });
+}
+
+TEST(Plan, StaysUsableWhenHandedOn) {
+  Plan first = Plan::make({}, shape());
+  const Plan second = std::move(first);
+  EXPECT_EQ(first.explain(), second.explain());  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(first.shape(), shape());
 }
 
 TEST(Plan, RefusesImpossibleShapes) {
