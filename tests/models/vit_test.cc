@@ -228,6 +228,12 @@ TEST(VitConfigTest, NamesWhatIsWrong) {
   expect_error<FormatError>(read(with("\"hidden_size\": 12", "\"hidden_size\": 9999999999999")),
                             {"width"});
   expect_error<FormatError>(read(with("\"mean\"", "\"median\"")), {"pooling holds \"median\""});
+  expect_error<FormatError>(read(with("\"masks\": []", "\"masks\": [{\"kind\": \"keep\"}]")),
+                            {"x/config.json", "the mask keep"});
+  expect_error<FormatError>(read(with("\"kind\": \"dot\"", "\"kind\": \"additive\"")),
+                            {"the score additive"});
+  expect_error<FormatError>(read(with("\"scale\": \"auto\"", "\"scale\": [1, 2]")),
+                            {"2 numbers for 3 heads"});
   expect_error<FormatError>(read(with("foci-vit", "bert")), {"model_type is \"bert\""});
   expect_error<FormatError>(read(with("\"1\": \"b\"", "\"7\": \"b\"")), {"id2label"});
 }

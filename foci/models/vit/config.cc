@@ -67,6 +67,36 @@ Pooling pooling_of(const std::string& text, const std::string& name) {
       fmt::format("{}: pooling holds \"{}\", mean, class_token or attention is right", name, text));
 }
 
+// The model has no tensors for what such a spec reads.
+void check_attention(const AttentionSpec& spec, int64_t heads) {
+  const auto refuse = [](const char* what) {
+    throw ArgumentError(
+        fmt::format("vit attention: {} reads a tensor that this model does not have", what));
+  };
+  const auto check_align = [&](Align align) {
+    if (align == Align::past) refuse("a mask aligned to \"past\"");
+  };
+  for (const Mask& mask : spec.masks) {
+    std::visit(overloaded{[&](const Causal& m) { check_align(m.align); },
+                          [&](const Window& m) { check_align(m.align); },
+                          [&](const KeyLengths&) { refuse("the mask key_lengths"); },
+                          [](const Segments&) {}, [&](const Keep&) { refuse("the mask keep"); }},
+               mask);
+  }
+  for (const Bias& bias : spec.biases) {
+    std::visit(overloaded{[&](const TensorBias&) { refuse("the bias tensor"); },
+                          [&](const Alibi&) { refuse("the bias alibi"); },
+                          [&](const Relative1D&) { refuse("the bias relative1d"); },
+                          [&](const Relative2D&) { refuse("the bias relative2d"); }},
+               bias);
+  }
+  if (std::holds_alternative<Additive>(spec.score)) refuse("the score additive");
+  if (const auto* scale = std::get_if<std::vector<double>>(&spec.scale)) {
+    require(static_cast<int64_t>(scale->size()) == heads,
+            "vit attention: scale holds {} numbers for {} heads", scale->size(), heads);
+  }
+}
+
 }  // namespace
 
 std::string_view name_of(Pooling pooling) {
@@ -103,6 +133,7 @@ void validate(const VitConfig& c) {
   require(c.deviation > 0 && std::isfinite(c.mean) && std::isfinite(c.deviation),
           "vit: pictures of mean {} and deviation {}", c.mean, c.deviation);
   validate(c.attention);
+  check_attention(c.attention, c.heads);
 }
 
 std::string vit_config_to_json(const VitConfig& c) {
