@@ -1,6 +1,9 @@
 // Reads a model and pictures, and lets the one look at the others.
 #include "foci/cli/pictures.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "foci/cli/evaluate.h"
 #include "foci/cli/verb.h"
 #include "foci/vision/trainer.h"
@@ -24,6 +27,9 @@ Pictures look_at(const std::string& model_folder, const std::vector<std::string>
     const auto look = out.model->look(batch.patches, vision::patch_grids(batch));
     for (size_t i = 0; i < some.size(); ++i) {
       const float* logits = look.logits.data<float>() + static_cast<int64_t>(i) * classes;
+      require<NumericError>(
+          std::all_of(logits, logits + classes, [](float x) { return std::isfinite(x); }),
+          "{}: the model {} answers with numbers that are not finite", files[at + i], model_folder);
       out.scenes.push_back(scene_of(some[i], look.pictures[i], logits, classes, false));
       const auto nats = look.pictures[i].entropy.span<float>();
       out.entropy.emplace_back(nats.begin(), nats.end());

@@ -31,8 +31,8 @@ struct Descriptor {
 };
 
 // Opens for reading; a folder is refused here, since open(2) accepts it and read(2) does not.
-int open_to_read(const std::filesystem::path& path, struct stat& info) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+int open_to_read(const std::filesystem::path& path, struct stat& info, int flags = 0) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
   require<IoError>(fd >= 0, "{}: cannot be opened: {}", shown(path), reason(errno));
   const bool known = ::fstat(fd, &info) == 0;
   if (!known || S_ISDIR(info.st_mode)) {
@@ -158,7 +158,8 @@ void AtomicFile::commit() {
 
 MappedFile map_file(const std::filesystem::path& path) {
   struct stat info {};
-  const Descriptor file(open_to_read(path, info));
+  // A pipe without a writer must not make this wait: it is refused below.
+  const Descriptor file(open_to_read(path, info, O_NONBLOCK));
   require<IoError>(S_ISREG(info.st_mode), "{}: is not a regular file", shown(path));
   const auto size = static_cast<size_t>(info.st_size);
   // One page of zeros behind the file: kernels may read a whole vector at a row's end, and a file

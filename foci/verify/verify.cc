@@ -134,7 +134,10 @@ class Run {
       ++report.runs;
       return judge("", e.what());
     }
-    p.request->backward = p.request->backward || p.request->up.dy.defined();
+    const AttentionUpstream& up = p.request->up;
+    for (const Tensor* t : {&up.dy, &up.drow_stat, &up.dentropy, &up.dmax_weight, &up.dcoverage}) {
+      p.request->backward = p.request->backward || t->defined();
+    }
     for (const Engine& engine : engines_) {
       try {
         if (!engine.run(*p.request)) continue;

@@ -135,6 +135,15 @@ class Models(program.ProgramTest):
             write(path, text)
             self.refuse("config.json")
 
+    def test_weights_that_are_no_numbers(self):
+        path = self.path("model", "model.safetensors")
+        good = program.read(path)
+        data = 8 + struct.unpack("<Q", good[:8])[0]
+        write(path, good[:data] + b"\xff" * (len(good) - data))
+        for more in ([], ["--json"]):
+            self.refused("classify", "model", "a.png", *more, says=["a.png", "not finite"],
+                         code=1)
+
     def test_weights_that_lie(self):
         path = self.path("model", "model.safetensors")
         good = program.read(path)
@@ -178,6 +187,22 @@ class Cases(program.ProgramTest):
             header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), end]}
             data += struct.pack(f"<{len(values)}f", *values)
         return write(self.path("case.safetensors"), safetensors(header, data))
+
+    def test_a_pipe_is_refused_not_waited_for(self):
+        os.mkfifo(self.path("pipe.safetensors"))
+        self.assertEqual(self.foci("verify", "pipe.safetensors").returncode, 2)
+
+    def test_upstream_gradients_of_another_shape_are_refused(self):
+        header, data = {"__metadata__": {"op": "refuse", "attributes": "{}",
+                                         "message_contains": "dcoverage"}}, bytes(4)
+        for name in ("in.q", "in.k", "in.v"):
+            header[name] = {"dtype": "F32", "shape": [1, 1, 1, 1],
+                            "data_offsets": [len(data) - 4, len(data)]}
+            data += bytes(4)
+        header["in.dcoverage"] = {"dtype": "F32", "shape": [1],
+                                  "data_offsets": [len(data) - 4, len(data)]}
+        write(self.path("case.safetensors"), safetensors(header, data))
+        self.assertEqual(self.ok("verify", "case.safetensors"), "1 passed, 0 failed\n")
 
     def test_right_and_wrong_cases(self):
         self.case(6)
