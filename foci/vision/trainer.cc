@@ -179,8 +179,29 @@ struct Trainer::State {
 
   std::filesystem::path training_file() const { return options.folder / kTrainingFile; }
 
+  // A step may leave weights whose loss is not finite, which only the next step would notice: such
+  // a state must not replace a good checkpoint.
+  void check_state() {
+    constexpr int64_t kPictures = 8;
+    const Batch batch =
+        make_batch(training_samples(data, options.seed, step, std::min(options.batch, kPictures)),
+                   data.format());
+    Tape<float> tape(false);
+    nn::Context<float> context{tape};
+    const Var<float> logits =
+        model.forward(context, tape.constant(batch.patches), patch_grids(batch));
+    const double loss =
+        ops::softmax_cross_entropy(tape, logits, labels_of(batch), 0).value().item();
+    const std::span<const float> weights = parameters.values().span<float>();
+    require<NumericError>(
+        std::isfinite(loss) &&
+            std::all_of(weights.begin(), weights.end(), [](float x) { return std::isfinite(x); }),
+        "training step {}: after it the loss is {}; a lower learning rate may help", step, loss);
+  }
+
   void save(double seconds) {
     if (options.folder.empty()) return;
+    check_state();
     nn::StateText text;
     for (const auto& [key, value] : identity(options, model.config())) text[key] = value;
     text["step"] = std::to_string(step);
@@ -268,7 +289,8 @@ Trainer::Trainer(const Dataset& data, TrainOptions options) {
     return;
   }
   for (const char* file : {kTrainingFile, "model.safetensors"}) {
-    require(!std::filesystem::exists(s.options.folder / file),
+    std::error_code unknown;  // then making the folder will say why
+    require(s.options.replace || !std::filesystem::exists(s.options.folder / file, unknown),
             "{}: holds {} already; resume, or give another folder", s.options.folder.string(),
             file);
   }

@@ -54,6 +54,7 @@ struct TrainOptions {
   double checkpoint_seconds = 30;           // at most so long between two
   std::optional<int64_t> checkpoint_every;  // steps; besides the clock
   bool resume = false;                      // go on from the checkpoint in `folder`
+  bool replace = false;                     // an older run's files in `folder` may be overwritten
   const std::atomic<bool>* stop = nullptr;  // set it (from a signal handler) to end after this step
   std::function<void(const Progress&)> progress;
 };
