@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "foci/cli/json_text.h"
 #include "foci/cli/pictures.h"
 #include "foci/cli/verb.h"
 
@@ -44,7 +45,7 @@ class Classify : public Verb {
       for (size_t c : order) line += fmt::format("\t{} {:.3f}", classes[c], p[c]);
       std::printf("%s\n", line.c_str());
     }
-    if (common_.json) std::printf("%s\n", all.dump(2).c_str());
+    if (common_.json) std::printf("%s", json_text(all).c_str());
     return kOk;
   }
 

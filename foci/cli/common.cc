@@ -5,10 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "foci/cli/verb.h"
 #include "foci/core/threads.h"
+#include "foci/io/file.h"
 
 namespace foci::cli {
 namespace {
@@ -58,14 +60,19 @@ void apply_threads(const Common& common) {
 }
 
 void check_writable(const char* option, const std::string& path) {
+  namespace fs = std::filesystem;
   if (path.empty()) return;
-  if (std::filesystem::is_directory(path)) {
-    throw UsageError(fmt::format("{}: {} is a folder, a file is wanted", option, path));
+  std::error_code failed;
+  const fs::file_status status = fs::status(path, failed);
+  if (status.type() == fs::file_type::directory) {
+    throw UsageError(fmt::format("{}: {} is a folder, a file is right", option, shown(path)));
   }
-  const std::filesystem::path parent = std::filesystem::absolute(path).parent_path();
-  if (access(parent.c_str(), W_OK) != 0) {
-    throw UsageError(fmt::format("{}: {}: the folder cannot be written to: {}", option, path,
-                                 std::strerror(errno)));
+  // A file is made anew beside the old one; what is no file (a pipe) is written to.
+  const bool special = fs::exists(status) && !fs::is_regular_file(status);
+  const fs::path parent = fs::path(path).parent_path() / ".";  // the dot asks for a folder
+  if (::access(special ? path.c_str() : parent.c_str(), W_OK) != 0) {
+    throw UsageError(fmt::format("{}: {} cannot be written: {}", option, shown(path),
+                                 std::generic_category().message(errno)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "foci/cli/json_text.h"
 #include "foci/cli/session.h"
 #include "foci/cli/train_flags.h"
 #include "foci/report/text.h"
@@ -54,16 +55,17 @@ class Demo : public Verb {
     catch_interrupts();
     const auto start = std::chrono::steady_clock::now();
     Progress progress(common_.quiet);
+    check_folder();
     const vision::Scenes data({.seed = common_.seed, .anywhere = anywhere_});
     vision::TrainOptions options = train_options(flags_, common_.seed);
     options.folder = out_;
     options.resume = resume_;
-    if (!resume_) clear_old_demo();
+    options.replace = true;
     progress.say(
         fmt::format("training a transformer of {} layers × {} heads on digits in clutter, {}",
                     flags_.layers, flags_.heads,
-                    flags_.steps > 0 ? fmt::format("{} steps", flags_.steps)
-                                     : fmt::format("{:g} min", flags_.minutes)));
+                    flags_.steps ? fmt::format("{} steps", *flags_.steps)
+                                 : fmt::format("{:g} min", flags_.minutes)));
     const TrainOutcome outcome = train(data, options, progress);
     if (!outcome.result.finished) {
       return stopped(outcome, fmt::format("foci demo --out {} --resume", out_), progress);
@@ -106,12 +108,15 @@ class Demo : public Verb {
     }
   };
 
-  // Only files that a demo writes are taken away, and only from a folder that holds them.
-  void clear_old_demo() const {
-    const std::filesystem::path folder = out_;
-    for (const char* file : {"training.safetensors", "model.safetensors", "config.json"}) {
-      std::error_code failed;
-      std::filesystem::remove(folder / file, failed);
+  // A demo may replace an older demo, and nothing that somebody trained.
+  void check_folder() const {
+    if (out_.empty()) throw UsageError("--out: an empty text given, a folder is needed");
+    std::error_code unknown;
+    if (std::filesystem::exists(std::filesystem::path(out_) / "train.json", unknown)) {
+      throw UsageError(fmt::format(
+          "--out: {} holds a model of foci train vit, which a demo would overwrite; give another "
+          "folder",
+          out_));
     }
   }
 
@@ -195,7 +200,7 @@ class Demo : public Verb {
           {"ms_per_step", r.ms_per_step()},
           {"model", out_},
           {"report", page.string()}};
-      std::printf("%s\n", out.dump(2).c_str());
+      std::printf("%s", json_text(out).c_str());
       return;
     }
     const auto with_interval = [](const insight::Estimate& e) {

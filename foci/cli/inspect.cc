@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "foci/cli/json_text.h"
 #include "foci/cli/pictures.h"
 #include "foci/cli/session.h"
 #include "foci/cli/verb.h"
@@ -29,7 +30,7 @@ class Inspect : public Verb {
     const Pictures pictures = look_at(model_, images_);
     report::write_report(report_, report_for(pictures));
     if (common_.json) {
-      std::printf("%s\n", json(pictures).dump(2).c_str());
+      std::printf("%s", json_text(json(pictures)).c_str());
       return kOk;
     }
     const std::vector<std::string>& classes = pictures.model->config().classes;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "foci/cli/json_text.h"
 #include "foci/cli/session.h"
 #include "foci/cli/train_flags.h"
 #include "foci/io/file.h"
@@ -69,12 +70,14 @@ class TrainVit : public Verb {
     check_writable("--report", report_);
     catch_interrupts();
     Progress progress(common_.quiet);
+    if (out_.empty()) throw UsageError("--out: an empty text given, a folder is needed");
+    const std::string settings = own_settings();
     const std::unique_ptr<vision::Dataset> data = dataset();
     vision::TrainOptions options = train_options(flags_, common_.seed);
     options.folder = out_;
     options.resume = resume_;
     const TrainOutcome outcome = train(*data, options, progress, [&] {
-      if (!resume_) write_file(std::filesystem::path(out_) / kSettingsFile, own_settings());
+      if (!resume_) write_file(std::filesystem::path(out_) / kSettingsFile, settings);
     });
     if (!outcome.result.finished) {
       return stopped(outcome, fmt::format("foci train vit --out {} --resume", out_), progress);
@@ -107,11 +110,11 @@ class TrainVit : public Verb {
 
   // Without what differs from call to call.
   std::string own_settings() const {
-    nlohmann::ordered_json all = nlohmann::ordered_json::parse(settings_json(*app_));
-    for (const char* key : {"resume", "quiet", "json", "threads", "out"}) all.erase(key);
+    constexpr std::string_view kOfThisCall[] = {"resume", "quiet", "json", "threads", "out"};
+    nlohmann::ordered_json all = nlohmann::ordered_json::parse(settings_json(*app_, kOfThisCall));
     // The run may be resumed from another place.
     if (!data_.empty()) all["data"] = std::filesystem::absolute(data_).string();
-    return all.dump(2) + "\n";
+    return json_text(all);
   }
 
   std::string data_name() const {
@@ -159,7 +162,7 @@ class TrainVit : public Verb {
           {"ms_per_step", ms},
           {"model", out_},
           {"report", report_.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(report_)}};
-      std::printf("%s\n", out.dump(2).c_str());
+      std::printf("%s", json_text(out).c_str());
       return;
     }
     std::printf(

@@ -52,12 +52,13 @@ void declare_optimiser(CLI::App& app, TrainFlags& flags) {
 
 vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed) {
   vision::TrainOptions out;
-  if (flags.steps < 0)
-    throw UsageError(fmt::format("--steps: {} given, give 1 or more", flags.steps));
-  if (flags.steps > 0) {
-    out.steps = flags.steps;
-  } else {
-    out.minutes = flags.minutes;
+  if (flags.steps && *flags.steps < 1) {
+    throw UsageError(fmt::format("--steps: {} given, give 1 or more", *flags.steps));
+  }
+  out.steps = flags.steps;
+  if (!out.steps) out.minutes = flags.minutes;
+  if (flags.layers < 1) {
+    throw UsageError(fmt::format("--layers: {} given, give 1 or more", flags.layers));
   }
   VitConfig& m = out.model;
   m.width = flags.width;

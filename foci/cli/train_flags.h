@@ -1,6 +1,7 @@
 // The options of training, as `train vit` and `demo` declare them.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "foci/vision/trainer.h"
@@ -12,8 +13,8 @@ class App;
 namespace foci::cli {
 
 struct TrainFlags {
-  // How long: steps where given (0 is "not given"), else minutes.
-  int64_t steps = 0;
+  // How long: steps where given, else minutes.
+  std::optional<int64_t> steps;
   double minutes = 1;
 
   int64_t width = 64, layers = 4, heads = 4, feed_forward = 256;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "foci/cli/suggest.h"
+#include "foci/core/simd_target.h"
 #include "foci/io/file.h"
 
 namespace foci::cli {
@@ -197,6 +198,7 @@ int run_verb(const VerbEntry& entry, const Words& words) {
     std::printf("%s", settings_json(app).c_str());
     return kOk;
   }
+  (void)current_target();  // a wrong FOCI_TARGET is told before anything is written
   return verb->run();
 }
 
@@ -249,11 +251,12 @@ int dispatch(const Words& words) {
 
 }  // namespace
 
-std::string settings_json(const CLI::App& app) {
+std::string settings_json(const CLI::App& app, std::span<const std::string_view> without) {
   nlohmann::ordered_json out = nlohmann::ordered_json::object();
   for (const CLI::Option* option : app.get_options()) {
     if (!is_setting(*option)) continue;
     const std::string& name = option->get_lnames()[0];
+    if (std::find(without.begin(), without.end(), name) != without.end()) continue;
     if (is_flag(*option)) {
       out[name] = option->count() > 0;
       continue;
@@ -266,6 +269,12 @@ std::string settings_json(const CLI::App& app) {
     out[name] = option->get_type_name() != "TEXT" && number.is_number()
                     ? number
                     : nlohmann::ordered_json(value);
+    try {
+      (void)out[name].dump();
+    } catch (const nlohmann::json::type_error&) {
+      throw UsageError(fmt::format("--{}: {} is not UTF-8, which a file of settings must be", name,
+                                   in_quotes(value)));
+    }
   }
   return out.dump(2) + "\n";
 }

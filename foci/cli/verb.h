@@ -10,6 +10,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "foci/core/error.h"
 
@@ -48,8 +49,9 @@ struct VerbEntry {
 };
 std::span<const VerbEntry> verbs();
 
-// All settings of a declared verb as a config file holds them.
-std::string settings_json(const CLI::App& app);
+// All settings of a declared verb as a config file holds them, but for those of these names. Throws
+// UsageError where one is not UTF-8, which JSON must be.
+std::string settings_json(const CLI::App& app, std::span<const std::string_view> without = {});
 
 // Parses the command line, runs the verb, and turns failures into one line on stderr.
 int run_program(int argc, const char* const* argv);

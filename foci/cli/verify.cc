@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "foci/cli/json_text.h"
 #include "foci/cli/verb.h"
 
 namespace foci::cli {
@@ -84,7 +85,7 @@ class Verify : public Verb {
                                         {"runs", report.runs},
                                         {"failures", failures},
                                         {"unreadable", unreadable}};
-    std::printf("%s\n", out.dump(2).c_str());
+    std::printf("%s", json_text(out).c_str());
   }
 
   Common common_;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foci/cli/build_info.h"
+#include "foci/cli/json_text.h"
 #include "foci/cli/verb.h"
 #include "foci/core/simd_target.h"
 #include "foci/core/threads.h"
@@ -32,7 +33,7 @@ class Version : public Verb {
                                           {"target", in_use},
                                           {"threads", num_threads()},
                                           {"libraries", libraries}};
-      std::printf("%s\n", out.dump(2).c_str());
+      std::printf("%s", json_text(out).c_str());
       return kOk;
     }
     const auto listed = [](const std::vector<std::string>& names) {

@@ -149,6 +149,35 @@ class Failures(program.ProgramTest):
             self.refused("demo", "--minutes", 60, "--report", path, says=["--report", path], code=2)
         self.assertFalse(os.path.exists(self.path("foci-demo")))
 
+    def test_a_demo_overwrites_demos_only(self):
+        model = self.tiny_model()
+        before = program.read(self.path(model, "model.safetensors"))
+        self.refused("demo", *TINY, "--steps", 1, "--scenes", 5, "--out", model, "-q", says="--out",
+                     code=2)
+        self.assertEqual(program.read(self.path(model, "model.safetensors")), before)
+        # What is wrong with a new demo leaves the old one whole.
+        self.ok("demo", *TINY, "--steps", 1, "--scenes", 5, "-q")
+        before = program.read(self.path("foci-demo", "model.safetensors"))
+        self.refused("demo", *TINY, "--steps", 1, "--heads", 3, "-q", says="heads", code=2)
+        self.assertEqual(program.read(self.path("foci-demo", "model.safetensors")), before)
+
+    def test_weights_that_explode_in_the_last_step_are_not_kept(self):
+        self.refused("train", "vit", *TINY, "--steps", 1, "--lr", "1e30", "--out", "model", "-q",
+                     says=["step 1", "learning rate"], code=1)
+        program.write(self.path("a.png"), program.png(16, 16, lambda x, y: 100))
+        answer = json.loads(self.ok("classify", "model", "a.png", "--json"))
+        self.assertTrue(0 < answer[0]["classes"][0]["probability"] <= 1)
+
+    def test_names_that_are_not_utf8(self):
+        out = b"model\xe9"
+        command = [os.fsencode(program.PROGRAM), b"train", b"vit", *map(str.encode, TINY),
+                   b"--steps", b"1", b"--json", b"-q", b"--out", out]
+        done = subprocess.run(command, stdout=subprocess.PIPE, cwd=os.fsencode(self.folder),
+                              check=True)
+        self.assertEqual(json.loads(done.stdout)["steps"], 1)
+        self.assertTrue(os.path.exists(os.path.join(os.fsencode(self.folder), out,
+                                                    b"model.safetensors")))
+
     def test_a_loss_that_explodes_stops_and_keeps_the_last_good_checkpoint(self):
         said = self.refused("train", "vit", *TINY, "--steps", 500, "--lr", "1e38", "--warm-up", "0",
                             "--clip", "0", "--checkpoint-seconds", "1000", "--out", "model", "-q",

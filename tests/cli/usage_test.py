@@ -48,6 +48,9 @@ class Help(program.ProgramTest):
             facts = json.loads(self.ok("version", "--json", env={"FOCI_TARGET": target}))
             self.assertEqual(facts["target"], target)
         self.refused("version", says="avx9", env={"FOCI_TARGET": "avx9"})
+        self.refused("train", "vit", "--steps", "1", "--out", "model", says="avx9", code=2,
+                     env={"FOCI_TARGET": "avx9"})
+        self.assertEqual(self.files(), [])
 
 
 class Mistakes(program.ProgramTest):
@@ -72,12 +75,15 @@ class Mistakes(program.ProgramTest):
         self.refused("demo", "--steps", says="--steps", code=2)
         self.refused("demo", "--scenes", "0", says="--scenes", code=2)
         for option, value, word in (
-                ("--steps", "-5", "--steps"), ("--minutes", "0", "minutes"),
+                ("--steps", "-5", "--steps"), ("--steps", "0", "--steps"), ("--minutes", "0", "minutes"),
                 ("--minutes", "nan", "minutes"), ("--lr", "-1", "learning rate"),
                 ("--batch", "0", "batch"), ("--width", "0", "width"), ("--heads", "3", "heads"),
-                ("--layers", "-1", "layers"), ("--pooling", "max", "--pooling"),
+                ("--layers", "-1", "layers"), ("--layers", "0", "--layers"), ("--pooling", "max", "--pooling"),
                 ("--spec", "{\"score\":{\"kind\":\"dott\"}}", "--spec"),
-                ("--spec", "{", "--spec"), ("--dropout", "1.5", "dropout")):
+                ("--spec", "{", "--spec"), ("--spec", "{\"scale\":[1,2]}", "scale"),
+                ("--spec", "{\"masks\":[{\"kind\":\"keep\"}]}", "mask keep"),
+                ("--spec", "{\"biases\":[{\"kind\":\"alibi\"}]}", "bias alibi"),
+                ("--report", "no/page.html", "--report"), ("--dropout", "1.5", "dropout")):
             self.refused("train", "vit", option, value, "--out", "model", says=word, code=2)
             self.assertEqual(self.files(), [], (option, value))
 
