@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "foci/core/threads.h"
+#include "foci/kernels/scratch.h"
 
 namespace foci {
 namespace {
@@ -113,7 +114,7 @@ void fused_forward(const Problem& p, AttentionOutputs& out) {
       most_keys, D, Dv, normalizer == kernels::RowNormalizer::sparsemax || coverage);
 
   parallel_for(static_cast<int64_t>(tasks.size()) - 1, [&](int64_t task) {
-    std::byte* scratch = fused::thread_scratch(scratch_bytes);
+    const kernels::Scratch scratch(static_cast<int64_t>(scratch_bytes / sizeof(float)));
     for (int64_t u = tasks[task]; u < tasks[task + 1]; ++u) {
       const Unit& unit = units[u];
       const Sequence& s = sequences[unit.sequence];
@@ -135,7 +136,7 @@ void fused_forward(const Problem& p, AttentionOutputs& out) {
         o.max_key = out.max_key.defined() ? out.max_key.data<int64_t>() + row : nullptr;
         o.support = at(out.support);
         o.coverage = coverage ? partial.data<float>() + partial_at[u] : nullptr;
-        kernels.forward(normalizer, strip, o, scratch);
+        kernels.forward(normalizer, strip, o, reinterpret_cast<std::byte*>(scratch.get()));
         if (o.max_key != nullptr) {
           for (int64_t i = 0; i < count; ++i) o.max_key[i] += o.max_key[i] < 0 ? 0 : s.key_begin;
         }
@@ -176,7 +177,8 @@ void fused_weights(const Problem& p, const AttentionOutputs&, std::span<const in
     kernels::Strip strip;
     fused::make_strip(p, operands, s, heads[g], rows[r] - s.query_begin, 1, strip);
     float* row = weights.data<float>() + task * M + s.key_begin;
-    kernels.weights(normalizer, strip, row, M, fused::thread_scratch(scratch_bytes));
+    const kernels::Scratch scratch(static_cast<int64_t>(scratch_bytes / sizeof(float)));
+    kernels.weights(normalizer, strip, row, M, reinterpret_cast<std::byte*>(scratch.get()));
   });
 }
 

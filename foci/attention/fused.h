@@ -57,8 +57,5 @@ kernels::RowNormalizer normalizer_of(const AttentionSpec& spec);
 void make_strip(const Problem& problem, const Operands& operands, const Sequence& sequence,
                 int64_t h, int64_t first, int64_t count, kernels::Strip& strip);
 
-// This thread's scratch of at least `bytes`, kept between calls.
-std::byte* thread_scratch(size_t bytes);
-
 }  // namespace fused
 }  // namespace foci

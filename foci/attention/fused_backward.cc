@@ -4,6 +4,7 @@
 
 #include "foci/attention/fused.h"
 #include "foci/core/threads.h"
+#include "foci/kernels/scratch.h"
 
 namespace foci {
 namespace {
@@ -72,15 +73,15 @@ void fused_backward(const Problem& p, const AttentionOutputs& saved, const Atten
       }
     }
   }
-  const Tensor partial = Tensor::empty({partial_size});
+  const kernels::Scratch partial(partial_size);
   const Tensor dq = wanted.qkv ? grads.dq : Tensor::empty({B, H, N, D});
   const size_t scratch_bytes = kernels.backward_scratch(most_keys, D, Dv, normalizer);
 
   parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t task) {
     const Chunk& c = chunks[task];
     const Sequence& s = sequences[c.sequence];
-    std::byte* scratch = fused::thread_scratch(scratch_bytes);
-    float* sums = partial.data<float>();
+    const kernels::Scratch scratch(static_cast<int64_t>(scratch_bytes / sizeof(float)));
+    float* sums = partial.get();
     std::fill_n(sums + c.dk_at, s.keys * (dk_stride + dv_stride), 0.0f);
     std::vector<kernels::Strip> strips(kernels::kMaxStrips);
     std::vector<int64_t> max_key(tile);
@@ -125,7 +126,8 @@ void fused_backward(const Problem& p, const AttentionOutputs& saved, const Atten
         g.dk_stride = dk_stride;
         g.dv = sums + c.dv_at;
         g.dv_stride = dv_stride;
-        kernels.backward(normalizer, strips.data(), n, g, scratch);
+        kernels.backward(normalizer, strips.data(), n, g,
+                         reinterpret_cast<std::byte*>(scratch.get()));
       }
     }
   });
@@ -169,7 +171,7 @@ void fused_backward(const Problem& p, const AttentionOutputs& saved, const Atten
     for (const Chunk& c : chunks) {
       const Sequence& s = sequences[c.sequence];
       if (s.batch != b || c.kv_head != hk) continue;
-      const float* sums = partial.data<float>();
+      const float* sums = partial.get();
       float* dk = grads.dk.data<float>() + (task * M + s.key_begin) * D;
       float* dv = grads.dv.data<float>() + (task * M + s.key_begin) * Dv;
       for (int64_t j = 0; j < s.keys; ++j) {

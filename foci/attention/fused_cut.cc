@@ -168,12 +168,4 @@ void make_strip(const Problem& p, const Operands& o, const Sequence& s, int64_t 
   }
 }
 
-std::byte* thread_scratch(size_t bytes) {
-  thread_local Tensor buffer;
-  if (!buffer.defined() || buffer.nbytes() < bytes) {
-    buffer = Tensor::empty({static_cast<int64_t>(bytes)}, DType::u8);
-  }
-  return static_cast<std::byte*>(buffer.raw());
-}
-
 }  // namespace foci::fused
