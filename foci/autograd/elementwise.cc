@@ -1,3 +1,4 @@
+// Elementwise helpers of the operators, in float and double.
 #include "foci/autograd/elementwise.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Multi-head attention: projections around the operator, masks and dropout of the call, observers.
 #include "foci/nn/attention.h"
 
 #include "foci/nn/observe.h"

@@ -1,3 +1,4 @@
+// Parameters and training states as safetensors files: checked whole before anything is changed.
 #include "foci/nn/checkpoint.h"
 
 #include <charconv>

@@ -1,3 +1,4 @@
+// Encoder layers, pre-LN and post-LN, and their stack.
 #include "foci/nn/encoder.h"
 
 namespace foci::nn {

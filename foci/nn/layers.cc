@@ -1,3 +1,4 @@
+// Linear, LayerNorm, Embedding: what their parameters start as, and their forward passes.
 #include "foci/nn/layers.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// The tree of modules: paths, the list of parameters, fresh values.
 #include "foci/nn/module.h"
 
 namespace foci::nn {

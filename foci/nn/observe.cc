@@ -1,3 +1,4 @@
+// Which attention modules an observer watches, and for what.
 #include "foci/nn/observe.h"
 
 namespace foci::nn {

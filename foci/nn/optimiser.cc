@@ -1,3 +1,4 @@
+// Flat parameters, AdamW with clipping, and the learning rate's course.
 #include "foci/nn/optimiser.h"
 
 #include <algorithm>

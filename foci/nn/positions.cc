@@ -1,3 +1,4 @@
+// Position tables: sines, and learned grids read bilinearly.
 #include "foci/nn/positions.h"
 
 #include <algorithm>

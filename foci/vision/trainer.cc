@@ -1,3 +1,4 @@
+// The training loop: steps, checkpoints, resuming, the curve; and evaluation.
 #include "foci/vision/trainer.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// config.json of a vision transformer, read strictly and written.
 #include "foci/models/vit/config.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// The vision transformer's forward pass over packed pictures, and what is read of its attention.
 #include "foci/models/vit/vit.h"
 
 #include <algorithm>
