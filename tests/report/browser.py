@@ -49,7 +49,7 @@ class Browser:
                 "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
                 "goog:chromeOptions": {
                     "binary": shutil.which("chromium"),
-                    "args": FLAGS + [f"--user-data-dir={self.profile}/data"],
+                    "args": FLAGS + [f"--user-data-dir={self.profile}/data", "about:blank"],
                 }}}})
             self.session = "/session/" + answer["sessionId"]
         except BaseException:

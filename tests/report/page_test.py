@@ -81,8 +81,11 @@ def requests_of(b):
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent":
             url = message["params"]["request"]["url"]
-            # chrome: is the browser's own start page.
-            if not url.startswith(("data:", "chrome:")):
+            # What the browser's own start page asks for, which may still be loading.
+            own = ("chrome:", "chrome-untrusted:")
+            if message["params"].get("documentURL", "").startswith(own) or url.startswith(own):
+                continue
+            if not url.startswith("data:"):
                 out.append(url)
     return out
 
