@@ -326,7 +326,8 @@ TrainResult Trainer::run() {
   bool finished = true;
   for (;;) {
     const double now = seconds();
-    if (o.steps ? s.step >= *o.steps : now >= limit) break;
+    // A clock that has run out before the first step (a busy machine) still leaves one.
+    if (o.steps ? s.step >= *o.steps : now >= limit && s.step > 0) break;
     if (o.stop && o.stop->load()) {
       finished = false;
       break;
@@ -334,7 +335,7 @@ TrainResult Trainer::run() {
     // In the middle of the step: the first one then learns, and the last is not beyond the end.
     const double over = o.steps
                             ? (static_cast<double>(s.step) + 0.5) / static_cast<double>(*o.steps)
-                            : (now + step_seconds / 2) / limit;
+                            : std::min(1.0, (now + step_seconds / 2) / limit);
     s.progress.seconds = now;
     s.train_step(o.schedule.at(over));
     const double after = seconds();

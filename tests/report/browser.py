@@ -119,7 +119,12 @@ class Browser:
 
     def screenshot(self, scale=1):
         """PNG bytes of the whole page, also where scripts are off."""
-        size = self.cdp("Page.getLayoutMetrics")["cssContentSize"]
+        for _ in range(200):
+            # A slow machine may not have laid the page out yet.
+            size = self.cdp("Page.getLayoutMetrics")["cssContentSize"]
+            if size["width"] > 0 and size["height"] > 0:
+                break
+            time.sleep(0.05)
         shot = self.cdp("Page.captureScreenshot", format="png", captureBeyondViewport=True,
                         clip={"x": 0, "y": 0, "width": size["width"],
                               "height": min(size["height"], 16000), "scale": scale})
