@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "attention/fused_cases.h"
+#include "attention/tolerance.h"
 #include "foci/core/simd_target.h"
 #include "foci/core/threads.h"
 #include "foci/reference/attention.h"
@@ -17,6 +17,7 @@ namespace {
 using testing::FusedCase;
 using testing::random_fused_case;
 using testing::random_normal;
+using testing::same_bits;
 
 Bound bind_fused(const AttentionSpec& spec, const AttentionShape& shape, const AttentionInputs& in,
                  SimdTarget target) {
@@ -121,13 +122,6 @@ TEST(Fused, GradientOfTheScale) {
       }
     }
   }
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  if (!a.defined()) return true;
-  const Tensor x = a.contiguous(), y = b.contiguous();
-  return x.shape() == y.shape() && std::memcmp(x.raw(), y.raw(), x.nbytes()) == 0;
 }
 
 void expect_same_bits(const AttentionOutputs& a, const AttentionOutputs& b,
