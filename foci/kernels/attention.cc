@@ -7,7 +7,8 @@
 // After foci's choice of targets.
 #include <hwy/foreach_target.h>
 
-#include "foci/kernels/attention_backward-inl.h"
+#include "foci/kernels/attention_softmax_backward-inl.h"
+#include "foci/kernels/attention_sparse-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -33,6 +34,16 @@ void backward_strips(RowNormalizer normalizer, const Strip* strips, int count,
         backward_sparsemax_strip(strips[t], g, t * strip_width(), scratch);
       }
       return;
+  }
+}
+
+void strip_weights(RowNormalizer normalizer, const Strip& s, float* weights, int64_t stride,
+                   std::byte* scratch) {
+  switch (normalizer) {
+    case RowNormalizer::softmax:
+      return softmax_strip_weights(s, weights, stride, scratch);
+    case RowNormalizer::sparsemax:
+      return sparse_strip_weights(s, weights, stride, scratch);
   }
 }
 

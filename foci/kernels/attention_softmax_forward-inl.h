@@ -1,9 +1,9 @@
-// Forward of one strip, for each normaliser, and exact weights of a strip.
-#if defined(FOCI_KERNELS_ATTENTION_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FOCI_KERNELS_ATTENTION_FORWARD_INL_H_
-#undef FOCI_KERNELS_ATTENTION_FORWARD_INL_H_
+// Forward of one strip under softmax, and exact weights of a strip.
+#if defined(FOCI_KERNELS_ATTENTION_SOFTMAX_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_SOFTMAX_FORWARD_INL_H_
+#undef FOCI_KERNELS_ATTENTION_SOFTMAX_FORWARD_INL_H_
 #else
-#define FOCI_KERNELS_ATTENTION_FORWARD_INL_H_
+#define FOCI_KERNELS_ATTENTION_SOFTMAX_FORWARD_INL_H_
 #endif
 
 #include <cmath>
@@ -12,7 +12,6 @@
 
 #include "foci/kernels/attention_strip-inl.h"
 #include "foci/kernels/normalizers/softmax-inl.h"
-#include "foci/kernels/normalizers/sparsemax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -149,127 +148,9 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
   }
 }
 
-// A sparsemax strip after its threshold is known: `count` rows of weights (−0 where none) with
-// their keys. Shared by forward, backward and weights.
-struct SparseStrip {
-  float* weights;
-  int32_t* index;
-  int64_t count = 0;
-  SparsemaxRows rows;
-  uint32_t seen = 0;    // lanes whose row has keys
-  uint32_t broken = 0;  // of those, lanes with a NaN or infinite score: their results are NaN
-};
-
-inline HWY_NOINLINE void solve_sparsemax(const Strip& s, const KeySpan& span, const float* panel,
-                                         uint32_t* bits, SparseStrip& out) {
-  const int64_t W = strip_width();
-  for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
-    const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
-    float* part = out.weights + (lo - span.begin) * W;
-    score_keys(s, span, lo, hi, panel, bits, part);
-    if (s.careful) {
-      for (int64_t j = 0; j < hi - lo; ++j) {
-        for (int lane = 0; lane < s.mask.lanes; ++lane) {
-          if (std::isnan(part[j * W + lane])) out.broken |= 1u << lane;
-        }
-      }
-    }
-  }
-  const int64_t keys = span.end - span.begin;
-  row_max(keys, out.weights, out.rows.max);
-  out.count = compact_candidates(keys, span.begin, out.rows.max, out.weights, out.index);
-  solve_tau(out.count, out.weights, out.rows);
-  out.count = compact_weights(out.count, out.rows, out.weights, out.index);
-  out.seen = lanes_that_see(s, span, bits);
-  for (int lane = 0; lane < s.mask.lanes; ++lane) {
-    if ((out.seen >> lane & 1u) && out.rows.support[lane] == 0) out.broken |= 1u << lane;
-  }
-  out.broken &= out.seen;
-}
-
-inline void forward_sparsemax(const Strip& s, const StripOutputs& o, std::byte* scratch) {
-  const int64_t W = strip_width();
-  const KeySpan span = span_of(s.mask);
-  const int64_t keys = span.end - span.begin;
-  Carver mem(scratch);
-  float* panel = mem.take<float>(s.D * W);
-  float* acc = mem.take<float>(s.Dv * W);
-  SparseStrip p;
-  p.weights = mem.take<float>((keys + 1) * W);
-  uint32_t* bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
-  p.index = mem.take<int32_t>(keys + 1);
-  float* values = mem.take<float>(HWY_MIN(keys, kKeyBlock) * s.Dv);
-  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
-  std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
-
-  solve_sparsemax(s, span, panel, bits, p);
-  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
-    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
-    copy_rows(n, p.index + u, s.Dv, s.v, s.v_stride, values);
-    gather_strip(s.careful, n, s.Dv, values, s.Dv, p.weights + u * W, p.weights + u * W, acc);
-  }
-
-  HWY_ALIGN float factor[kMaxLanes] = {};
-  for (int lane = 0; lane < s.mask.lanes; ++lane) {
-    const bool any = p.seen >> lane & 1u;
-    const bool broken = p.broken >> lane & 1u;
-    factor[lane] = broken ? kNaN : (any ? 1.0f : 0.0f);
-    const float max = p.rows.max[lane], tau = p.rows.tau[lane];
-    if (o.row_stat) o.row_stat[lane] = broken ? kNaN : (any ? max + tau : kInf);
-    if (o.max_weight) o.max_weight[lane] = broken ? kNaN : (any ? -tau : 0.0f);
-    if (o.support) o.support[lane] = p.rows.support[lane];
-    float entropy = 0;
-    int64_t max_key = -1;
-    float best = 0;
-    if (o.entropy != nullptr || o.max_key != nullptr) {
-      for (int64_t u = 0; u < p.count; ++u) {
-        const float w = p.weights[u * W + lane];
-        if (!(w > 0)) continue;
-        entropy -= w * std::log(w);
-        if (w > best) {
-          best = w;
-          max_key = p.index[u];
-        }
-      }
-    }
-    if (o.entropy) o.entropy[lane] = broken ? kNaN : entropy;
-    if (o.max_key) o.max_key[lane] = max_key;
-  }
-  if (o.support != nullptr && p.broken != 0) {
-    // Every key that a broken row may see has a weight, if NaN.
-    HWY_ALIGN float seen[kMaxLanes];
-    count_seen(s, span, bits, seen);
-    for (int lane = 0; lane < s.mask.lanes; ++lane) {
-      if (p.broken >> lane & 1u) o.support[lane] = seen[lane];
-    }
-  }
-  if (o.y) unpack_panel(s.mask.lanes, s.Dv, acc, factor, o.y, o.y_stride);
-  if (o.coverage != nullptr) {
-    const DF d;
-    const int64_t L = lanes();
-    const VF f0 = hn::Load(d, factor), f1 = hn::Load(d, factor + L);
-    for (int64_t u = 0; u < p.count; ++u) {
-      const VF p0 = hn::Load(d, p.weights + u * W), p1 = hn::Load(d, p.weights + u * W + L);
-      o.coverage[p.index[u]] += hn::GetLane(
-          hn::SumOfLanes(d, hn::Add(hn::IfThenZeroElse(is_masked(p0), hn::Mul(p0, f0)),
-                                    hn::IfThenZeroElse(is_masked(p1), hn::Mul(p1, f1)))));
-    }
-    // A broken row has no weights to add; what it reads is NaN.
-    if (p.broken != 0) {
-      for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
-        const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
-        lane_bits(s.mask, lo, hi, bits);
-        for (int64_t j = lo; j < hi; ++j) {
-          if (bits[j - lo] & p.broken) o.coverage[j] = kNaN;
-        }
-      }
-    }
-  }
-}
-
 // weights[lane][j], j over the span; zero elsewhere was written by the caller.
-inline void strip_weights(RowNormalizer normalizer, const Strip& s, float* weights, int64_t stride,
-                          std::byte* scratch) {
+inline void softmax_strip_weights(const Strip& s, float* weights, int64_t stride,
+                                  std::byte* scratch) {
   const int64_t W = strip_width();
   const KeySpan span = span_of(s.mask);
   const int64_t keys = span.end - span.begin;
@@ -279,28 +160,7 @@ inline void strip_weights(RowNormalizer normalizer, const Strip& s, float* weigh
   mem.take<float>(s.Dv * W);
   float* strip = mem.take<float>((keys + 1) * W);
   uint32_t* bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
-  int32_t* index = mem.take<int32_t>(keys + 1);
   pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
-  if (normalizer == RowNormalizer::sparsemax) {
-    SparseStrip p;
-    p.weights = strip;
-    p.index = index;
-    solve_sparsemax(s, span, panel, bits, p);
-    if (p.broken != 0) lane_bits(s.mask, span.begin, span.end, bits);
-    for (int lane = 0; lane < s.mask.lanes; ++lane) {
-      if (p.broken >> lane & 1u) {
-        for (int64_t j = 0; j < keys; ++j) {
-          if (bits[j] >> lane & 1u) weights[lane * stride + span.begin + j] = kNaN;
-        }
-        continue;
-      }
-      for (int64_t u = 0; u < p.count; ++u) {
-        const float w = strip[u * W + lane];
-        if (w > 0) weights[lane * stride + p.index[u]] = w;
-      }
-    }
-    return;
-  }
   score_keys(s, span, span.begin, span.end, panel, bits, strip);
   SoftmaxRows r;
   softmax_begin(r);

@@ -1,17 +1,17 @@
-// Backward of a tile of strips, one pass, five products:
+// Backward of a tile of strips under softmax, one pass, five products:
 //   S = KQᵀ → P;  dP = V dYᵀ;  dV += P dY;  dS = P∘(dP − δ);  dQᵀ += KᵀdS;  dK += dS Q.
 //
 // With dP including what the statistics' upstream gradients add, softmax has
 //   δ_i = Σ_j P_ij dP_ij = dY_i·Y_i + dmax_i·max_i + Σ_j P_ij dcoverage_j,
 // and beside P∘(dP − δ) the terms P·dlse and −dH·P∘(ln P + H), H being the row's entropy.
-#if defined(FOCI_KERNELS_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FOCI_KERNELS_ATTENTION_BACKWARD_INL_H_
-#undef FOCI_KERNELS_ATTENTION_BACKWARD_INL_H_
+#if defined(FOCI_KERNELS_ATTENTION_SOFTMAX_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_SOFTMAX_BACKWARD_INL_H_
+#undef FOCI_KERNELS_ATTENTION_SOFTMAX_BACKWARD_INL_H_
 #else
-#define FOCI_KERNELS_ATTENTION_BACKWARD_INL_H_
+#define FOCI_KERNELS_ATTENTION_SOFTMAX_BACKWARD_INL_H_
 #endif
 
-#include "foci/kernels/attention_forward-inl.h"
+#include "foci/kernels/attention_softmax_forward-inl.h"
 
 #include <cmath>
 #include <cstring>
@@ -264,95 +264,6 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
   for (int t = 0; t < count; ++t) {
     unpack_panel(strips[t].mask.lanes, D, b[t].dq, one, g.dq + t * W * g.dq_stride, g.dq_stride);
   }
-}
-
-// Within the support, dS = g − mean(g) + dτ/|support| with g = dP + the statistics' parts
-// (Martins & Astudillo 2016, section 2.5); outside it, 0.
-inline void backward_sparsemax_strip(const Strip& s, const TileGradients& g, int64_t first,
-                                     std::byte* scratch) {
-  const int64_t W = strip_width(), L = lanes();
-  const int64_t D = s.D, Dv = s.Dv;
-  const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
-  const KeySpan span = span_of(s.mask);
-  const int64_t keys = span.end - span.begin;
-  Carver mem(scratch);
-  float* q_panel = mem.take<float>(D * W);
-  float* dq = mem.take<float>(D * W);
-  float* dy_panel = mem.take<float>(Dv * W);
-  float* q_rows = mem.take<float>(W * q_stride);
-  float* dy_rows = mem.take<float>(W * dy_stride);
-  SparseStrip p;
-  p.weights = mem.take<float>((keys + 1) * W);
-  float* ds = mem.take<float>((keys + 1) * W);
-  uint32_t* bits = mem.take<uint32_t>(HWY_MAX(keys + 1, kKeyBlock));
-  p.index = mem.take<int32_t>(keys + 1);
-  float* rows = mem.take<float>(HWY_MIN(keys, kKeyBlock) * HWY_MAX(D, Dv));
-  const float* dy = g.dy + first * g.dy_stride;
-  pack_panel(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_panel);
-  pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_panel);
-  pack_rows(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_rows, q_stride);
-  pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_rows, dy_stride);
-  std::memset(dq, 0, sizeof(float) * static_cast<size_t>(D * W));
-
-  solve_sparsemax(s, span, q_panel, bits, p);
-  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
-    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
-    copy_rows(n, p.index + u, Dv, s.v, s.v_stride, rows);
-    score_strip(n, Dv, rows, Dv, dy_panel, ds + u * W);
-  }
-  for (int64_t lane = 0; lane < W; ++lane) {
-    const bool used = lane < s.mask.lanes;
-    const int64_t i = first + lane;
-    const float dH = used && g.dentropy ? g.dentropy[i] : 0;
-    const float dmax = used && g.dmax_weight ? g.dmax_weight[i] : 0;
-    const int64_t max_key = used && g.dmax_weight ? g.max_key[i] : -1;
-    float sum = 0;
-    for (int64_t u = 0; u < p.count; ++u) {
-      const float w = p.weights[u * W + lane];
-      if (!(w > 0)) continue;
-      float x = ds[u * W + lane];
-      if (g.dcoverage) x += g.dcoverage[p.index[u]];
-      if (dH != 0) x -= dH * (std::log(w) + 1);
-      if (p.index[u] == max_key) x += dmax;
-      ds[u * W + lane] = x;
-      sum += x;
-    }
-    const float n = p.rows.support[lane];
-    const float dtau = used && g.drow_stat ? g.drow_stat[i] : 0;
-    const float shift = n > 0 ? (sum - dtau) / n : 0;
-    const bool broken = p.broken >> lane & 1u;
-    for (int64_t u = 0; u < p.count; ++u) {
-      const float w = p.weights[u * W + lane];
-      ds[u * W + lane] = used && w > 0 ? (broken ? kNaN : ds[u * W + lane] - shift) : -0.0f;
-      if (!used) p.weights[u * W + lane] = -0.0f;
-    }
-  }
-  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
-    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
-    copy_rows(n, p.index + u, D, s.k, s.k_stride, rows);
-    gather_strip(s.careful, n, D, rows, D, ds + u * W, p.weights + u * W, dq);
-  }
-  StripSet weights{}, dscores{};
-  weights.count = dscores.count = 1;
-  weights.strip[0] = weights.weights[0] = dscores.weights[0] = p.weights;
-  dscores.strip[0] = ds;
-  scatter_strips(s.careful, weights, p.count, p.index, Dv, dy_rows, dy_stride, g.dv, g.dv_stride);
-  scatter_strips(s.careful, dscores, p.count, p.index, D, q_rows, q_stride, g.dk, g.dk_stride);
-  // A broken row's weights, and with them every gradient that passes through them, are NaN.
-  if (p.broken != 0) {
-    for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
-      const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
-      lane_bits(s.mask, lo, hi, bits);
-      for (int64_t j = lo; j < hi; ++j) {
-        if (!(bits[j - lo] & p.broken)) continue;
-        for (int64_t i = 0; i < Dv; ++i) g.dv[j * g.dv_stride + i] = kNaN;
-        for (int64_t i = 0; i < D; ++i) g.dk[j * g.dk_stride + i] = kNaN;
-      }
-    }
-  }
-  HWY_ALIGN float factor[kMaxLanes];
-  for (int lane = 0; lane < kMaxLanes; ++lane) factor[lane] = p.broken >> lane & 1u ? kNaN : 1.0f;
-  unpack_panel(s.mask.lanes, D, dq, factor, g.dq + first * g.dq_stride, g.dq_stride);
 }
 
 }  // namespace HWY_NAMESPACE
