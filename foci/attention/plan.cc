@@ -12,19 +12,6 @@
 namespace foci {
 namespace {
 
-void check_product(const char* what, const Dims& dims) {
-  int64_t bytes = 1;
-  bool fits = true;
-  for (int64_t n : dims) {
-    if (n == 0) return;
-  }
-  for (int64_t n : dims) fits = fits && !__builtin_mul_overflow(bytes, n, &bytes);
-  // The widest element has 8 bytes; twice that leaves room for padding.
-  fits = fits && !__builtin_mul_overflow(bytes, int64_t{16}, &bytes);
-  require(fits, "shape: {} of sizes {} has more elements than memory can be addressed", what,
-          dims.str());
-}
-
 const ImplementationEntry* find(Implementation id) {
   for (const ImplementationEntry& e : implementations()) {
     if (e.id == id) return &e;
@@ -55,6 +42,19 @@ std::span<const ImplementationEntry> implementations() {
        plain::workspace_bytes, plain_forward, plain_backward, plain_weights},
   };
   return list;
+}
+
+void check_product(const char* what, const Dims& dims) {
+  int64_t bytes = 1;
+  bool fits = true;
+  for (int64_t n : dims) {
+    if (n == 0) return;
+  }
+  for (int64_t n : dims) fits = fits && !__builtin_mul_overflow(bytes, n, &bytes);
+  // The widest element has 8 bytes; twice that leaves room for padding.
+  fits = fits && !__builtin_mul_overflow(bytes, int64_t{16}, &bytes);
+  require(fits, "shape: {} of sizes {} has more elements than memory can be addressed", what,
+          dims.str());
 }
 
 void check_shape(const AttentionSpec& spec, const AttentionShape& s) {

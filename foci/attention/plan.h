@@ -70,6 +70,7 @@ class FOCI_API Plan {
 };
 
 struct BoundState;
+enum class ScoreStage : uint8_t;  // raw_scores.h
 
 // May be used by several threads at once, as a Plan may.
 class FOCI_API Bound {
@@ -91,6 +92,7 @@ class FOCI_API Bound {
 
  private:
   friend class Plan;
+  friend FOCI_API Tensor raw_scores(const Bound& bound, ScoreStage stage);
   explicit Bound(std::shared_ptr<const BoundState> state) : state_(std::move(state)) {}
   std::shared_ptr<const BoundState> state_;
 };

@@ -47,6 +47,9 @@ struct BoundState {
 // Throws ArgumentError unless the shape is possible and fits the spec (which is valid).
 void check_shape(const AttentionSpec& spec, const AttentionShape& shape);
 
+// Throws ArgumentError where a tensor of these sizes cannot be addressed.
+void check_product(const char* what, const Dims& dims);
+
 // What bind does: checks the tensors, then fills ranges, positions, scale and broadcast views.
 Problem make_problem(const AttentionSpec& spec, const AttentionShape& shape, SimdTarget target,
                      const AttentionInputs& inputs);
