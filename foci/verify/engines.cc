@@ -1,10 +1,12 @@
 #include "foci/verify/engines.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "foci/attention/plan.h"
 #include "foci/reference/attention.h"
+#include "foci/reference/rotary.h"
 
 namespace foci::verify {
 namespace {
@@ -38,8 +40,8 @@ Tensor narrowed(const Tensor& t) {
   return t.defined() && t.dtype() == DType::f64 ? t.to(DType::f32) : t;
 }
 
-Request for_engine(const Request& request) {
-  Request r = request;
+AttentionRequest for_engine(const AttentionRequest& request) {
+  AttentionRequest r = request;
   r.in.q = narrowed(r.in.q);
   r.in.k = narrowed(r.in.k);
   r.in.v = narrowed(r.in.v);
@@ -53,9 +55,9 @@ Request for_engine(const Request& request) {
   return r;
 }
 
-std::optional<Answer> run_plan(const Request& request, Implementation implementation,
-                               SimdTarget target) {
-  const Request r = for_engine(request);
+std::optional<Answer> run_attention(const AttentionRequest& request, Implementation implementation,
+                                    SimdTarget target) {
+  const AttentionRequest r = for_engine(request);
   const AttentionShape shape = shape_of(r.in);
   require_bounded(shape, kMostPairs);
   // Invalid requests are refused here, whatever the implementation; what it alone refuses, it does
@@ -77,8 +79,67 @@ std::optional<Answer> run_plan(const Request& request, Implementation implementa
     std::iota(heads.begin(), heads.end(), int64_t{0});
     a.weights = bound.weights(a.out, rows, heads);
   }
+  if (r.scores) {
+    require_small("the scores [B, H, N, M]", {shape.B, shape.H, shape.N, shape.M}, kMostElements);
+    a.scores = raw_scores(bound, *r.scores);
+  }
   if (r.backward) a.gradients = bound.backward(a.out, r.up, r.wanted);
   return a;
+}
+
+Answer run_rotary(const RotaryRequest& r, SimdTarget target) {
+  return {.turned = rotary(narrowed(r.x), r.angles, target)};
+}
+
+// ---- the oracle ----
+
+Tensor oracle_scores(const AttentionRequest& r) {
+  AttentionSpec spec = r.spec;
+  if (*r.scores == ScoreStage::scaled || *r.scores == ScoreStage::capped) {
+    spec.masks.clear();
+    spec.biases.clear();
+    spec.dropout.reset();
+    if (*r.scores == ScoreStage::scaled) spec.softcap.reset();
+    return reference::attention_forward(spec, r.in).scores;
+  }
+  const reference::Forward f = reference::attention_forward(spec, r.in);
+  if (*r.scores == ScoreStage::weights) return f.weights;
+  Tensor scores = f.scores;
+  const auto allowed = f.allowed.span<bool>();
+  for (size_t e = 0; e < allowed.size(); ++e) {
+    if (!allowed[e]) scores.data<double>()[e] = -std::numeric_limits<double>::infinity();
+  }
+  return scores;
+}
+
+Answer ask_oracle(const AttentionRequest& r) {
+  require_bounded(shape_of(r.in), kMostOraclePairs);
+  const reference::Forward f = reference::attention_forward(r.spec, r.in);
+  Answer a{.out = f.out, .weights = f.weights};
+  if (r.scores) a.scores = oracle_scores(r);
+  if (r.backward) a.gradients = reference::attention_backward(r.spec, r.in, r.up);
+  return a;
+}
+
+// cosine or sine of each row, [B,N,R/2].
+Tensor rows_of(const Tensor& table, const Tensor& position_ids) {
+  if (!position_ids.defined()) return table;
+  const int64_t B = position_ids.dim(0), N = position_ids.dim(1);
+  Tensor rows = Tensor::empty({B, N, table.dim(1)}, DType::f64);
+  for (int64_t b = 0; b < B; ++b) {
+    for (int64_t n = 0; n < N; ++n) {
+      rows.select(0, b).select(0, n).copy_from(table.select(0, position_ids.at<int64_t>(b, n)));
+    }
+  }
+  return rows;
+}
+
+Answer ask_oracle(const RotaryRequest& r) {
+  const auto pairs = r.angles.pairs == RotaryPairs::interleaved
+                         ? reference::RotaryPairs::interleaved
+                         : reference::RotaryPairs::half_split;
+  return {.turned = reference::rotary(r.x, rows_of(r.angles.cosine, r.angles.position_ids),
+                                      rows_of(r.angles.sine, r.angles.position_ids), pairs)};
 }
 
 }  // namespace
@@ -91,11 +152,7 @@ void require_small(const char* what, Dims sizes, int64_t most) {
 
 Engine reference_engine() {
   return {"reference", [](const Request& r) -> std::optional<Answer> {
-            require_bounded(shape_of(r.in), kMostOraclePairs);
-            const reference::Forward f = reference::attention_forward(r.spec, r.in);
-            Answer a{.out = f.out, .gradients = {}, .weights = f.weights};
-            if (r.backward) a.gradients = reference::attention_backward(r.spec, r.in, r.up);
-            return a;
+            return std::visit([](const auto& one) { return ask_oracle(one); }, r);
           }};
 }
 
@@ -111,9 +168,16 @@ std::vector<Engine> engines(const VerifyOptions& options) {
     for (const auto& [implementation, name] :
          {std::pair{Implementation::fused, "fused"}, {Implementation::plain, "plain"}}) {
       if (options.implementation && *options.implementation != implementation) continue;
-      list.push_back(
-          {fmt::format("{} on {}", name, name_of(target)),
-           [target, i = implementation](const Request& r) { return run_plan(r, i, target); }});
+      list.push_back({fmt::format("{} on {}", name, name_of(target)),
+                      [target, i = implementation](const Request& r) {
+                        return std::visit(overloaded{[&](const AttentionRequest& a) {
+                                                       return run_attention(a, i, target);
+                                                     },
+                                                     [&](const RotaryRequest& a) {
+                                                       return std::optional(run_rotary(a, target));
+                                                     }},
+                                          r);
+                      }});
     }
   }
   return list;

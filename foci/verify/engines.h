@@ -4,8 +4,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "foci/attention/raw_scores.h"
+#include "foci/attention/rotary.h"
 #include "foci/spec/arguments.h"
 #include "foci/spec/spec.h"
 #include "foci/verify/verify.h"
@@ -13,19 +16,30 @@
 namespace foci::verify {
 
 // One call of attention, and what of its results is wanted.
-struct Request {
+struct AttentionRequest {
   AttentionSpec spec;
   AttentionInputs in;
   AttentionUpstream up;
   AttentionWanted wanted;
   bool backward = false;
   bool weights = false;
+  std::optional<ScoreStage> scores;
 };
+
+// x [B,H,N,D], turned.
+struct RotaryRequest {
+  Tensor x;
+  RotaryAngles angles;
+};
+
+using Request = std::variant<AttentionRequest, RotaryRequest>;
 
 struct Answer {
   AttentionOutputs out;
   AttentionGradients gradients;
   Tensor weights;  // [B,H,N,M]
+  Tensor scores;   // [B,H,N,M] at the stage asked for
+  Tensor turned;   // [B,H,N,D]
 };
 
 struct Engine {

@@ -8,7 +8,6 @@
 #include <limits>
 #include <optional>
 
-#include "foci/reference/attention.h"
 #include "foci/verify/attributes.h"
 #include "foci/verify/ops.h"
 
@@ -67,7 +66,7 @@ struct Offsets {
   std::vector<int64_t> each;  // [B]
 };
 
-Offsets offsets_of(const Request& r, const Tensor& past_k) {
+Offsets offsets_of(const AttentionRequest& r, const Tensor& past_k) {
   Offsets o;
   const int64_t B = r.in.q.dim(0), N = r.in.q.dim(2);
   o.each.assign(B, past_k.defined() ? past_k.dim(2) : 0);
@@ -82,7 +81,7 @@ Offsets offsets_of(const Request& r, const Tensor& past_k) {
   return o;
 }
 
-void add_positional_masks(Request& r, const Offsets& offsets, bool causal,
+void add_positional_masks(AttentionRequest& r, const Offsets& offsets, bool causal,
                           std::optional<int64_t> left, std::optional<int64_t> right) {
   if (!causal && !left && !right) return;
   if (!offsets.negative) {
@@ -114,29 +113,6 @@ void add_positional_masks(Request& r, const Offsets& offsets, bool causal,
   if (!has_mask<Keep>(r.spec)) r.spec.masks.push_back(Keep{});
 }
 
-// Scores at the stage that ONNX numbers: 0 scaled, 1 after softcap, 2 with masks and biases.
-// Computed apart and unfused, by the oracle: no engine forms them.
-Tensor scores_at(const Request& request, int64_t mode) {
-  Request r = request;
-  const Tensor& q = r.in.q;
-  require_small("scores [B, H, N, M]", {q.dim(0), q.dim(1), q.dim(2), r.in.k.dim(2)},
-                kMostOraclePairs);
-  if (mode < 2) {
-    r.spec.masks.clear();
-    r.spec.biases.clear();
-  }
-  if (mode == 0) r.spec.softcap.reset();
-  const reference::Forward f = reference::attention_forward(r.spec, r.in);
-  Tensor scores = f.scores;
-  if (mode == 2) {
-    const auto allowed = f.allowed.span<bool>();
-    for (size_t e = 0; e < allowed.size(); ++e) {
-      if (!allowed[e]) scores.data<double>()[e] = -kInf;
-    }
-  }
-  return scores;
-}
-
 }  // namespace
 
 double onnx_tolerance(const CaseFile& c, DType dtype) {
@@ -166,7 +142,7 @@ Prepared prepare_attention(const CaseFile& c) {
       {"is_causal", "q_num_heads", "kv_num_heads", "scale", "softcap", "softmax_precision",
        "qk_matmul_output_mode", "left_window_size", "right_window_size"});
   Prepared p;
-  Request& r = p.request.emplace();
+  auto& r = p.request.emplace<AttentionRequest>();
   const int64_t kv_heads = attributes.integer("kv_num_heads", 0);
   r.in.q = heads_apart(c.input("q"), attributes.integer("q_num_heads", 0), "q");
   r.in.k = heads_apart(c.input("k"), kv_heads, "k");
@@ -224,10 +200,12 @@ Prepared prepare_attention(const CaseFile& c) {
   expect("y", [merged](const Answer& a) { return merged ? merge_heads(a.out.y) : a.out.y; });
   expect("present_k", [k = r.in.k](const Answer&) { return k; });
   expect("present_v", [v = r.in.v](const Answer&) { return v; });
-  r.weights = mode == 3 && c.output("scores").defined();
-  expect("scores", [request = r, mode](const Answer& a) {
-    return mode == 3 ? a.weights : scores_at(request, mode);
-  });
+  if (c.output("scores").defined()) {
+    constexpr ScoreStage kStages[] = {ScoreStage::scaled, ScoreStage::capped, ScoreStage::masked};
+    r.weights = mode == 3;  // from the implementation that computes y
+    if (mode < 3) r.scores = kStages[mode];
+    expect("scores", [mode](const Answer& a) { return mode == 3 ? a.weights : a.scores; });
+  }
   return p;
 }
 

@@ -43,7 +43,7 @@ Prepared prepare_foci_attention(const CaseFile& c) {
                   "support", "dq", "dk", "dv", "dbias", "dslopes", "dtable", "dtable1d", "dtable2d",
                   "dscore_w", "dscale"});
   Prepared p;
-  Request& r = p.request.emplace();
+  auto& r = p.request.emplace<AttentionRequest>();
   r.spec = spec_from_json_text(c.attributes);
   r.in = {.q = c.input("q"),
           .k = c.input("k"),

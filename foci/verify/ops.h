@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +18,7 @@ struct Expected {
 };
 
 struct Prepared {
-  std::optional<Request> request;  // nullopt: the results need no engine
+  Request request;
   std::vector<Expected> expected;
 };
 

@@ -9,6 +9,7 @@
 #include "foci/verify/compare.h"
 #include "foci/verify/engines.h"
 #include "foci/verify/ops.h"
+#include "foci/verify/storage.h"
 
 namespace foci {
 namespace verify {
@@ -18,7 +19,8 @@ namespace fs = std::filesystem;
 
 class Run {
  public:
-  explicit Run(const VerifyOptions& options) : engines_(engines(options)) {}
+  explicit Run(const VerifyOptions& options)
+      : engines_(engines(options)), oracle_only_(options.reference) {}
 
   void path(const fs::path& p) {
     std::error_code error;
@@ -77,13 +79,41 @@ class Run {
       return fail(c, "", fmt::format("refused: {}", e.what()));
     }
     require<FormatError>(!p.expected.empty(), "the case has no out.* tensor, so it checks nothing");
-    if (!p.request) return check(c, "reference", p.expected, {});
+    run(c, p, "");
+    if (oracle_only_) return;  // it computes in double, whatever the storage
+    for (DType storage : other_storage(c)) {
+      if (const auto other = restored(c, storage))
+        run(c, *other, fmt::format(" in {}", name_of(storage)));
+    }
+  }
+
+  void run(const CaseFile& c, const Prepared& p, const std::string& how) {
     for (const Engine& engine : engines_) {
+      const std::string name = engine.name + how;
       try {
-        if (const auto answer = engine.run(*p.request)) check(c, engine.name, p.expected, *answer);
+        if (const auto answer = engine.run(p.request)) check(c, name, p.expected, *answer);
       } catch (const ArgumentError& e) {
-        fail(c, engine.name, fmt::format("refused: {}", e.what()));
+        fail(c, name, fmt::format("refused: {}", e.what()));
       }
+    }
+  }
+
+  // The case with its inputs rounded to another storage type, and what the oracle gives for them;
+  // nullopt where that type cannot hold them, or the oracle does not take so large a case.
+  static std::optional<Prepared> restored(const CaseFile& c, DType storage) {
+    const auto other = with_storage(c, storage);
+    if (!other) return std::nullopt;
+    try {
+      Prepared p = prepare(*other);
+      const auto answer = reference_engine().run(p.request);
+      if (!answer) return std::nullopt;
+      for (Expected& e : p.expected) {
+        e.want = e.got(*answer);
+        e.tolerance = restored_tolerance(c, storage);
+      }
+      return p;
+    } catch (const ArgumentError&) {
+      return std::nullopt;  // as stored it was refused too, which has been told
     }
   }
 
@@ -134,13 +164,14 @@ class Run {
       ++report.runs;
       return judge("", e.what());
     }
-    const AttentionUpstream& up = p.request->up;
+    auto& request = std::get<AttentionRequest>(p.request);
+    const AttentionUpstream& up = request.up;
     for (const Tensor* t : {&up.dy, &up.drow_stat, &up.dentropy, &up.dmax_weight, &up.dcoverage}) {
-      p.request->backward = p.request->backward || t->defined();
+      request.backward = request.backward || t->defined();
     }
     for (const Engine& engine : engines_) {
       try {
-        if (!engine.run(*p.request)) continue;
+        if (!engine.run(p.request)) continue;
         ++report.runs;
         fail(c, engine.name, "accepted, but it must be refused");
       } catch (const ArgumentError& e) {
@@ -151,6 +182,7 @@ class Run {
   }
 
   const std::vector<Engine> engines_;
+  const bool oracle_only_;
 };
 
 }  // namespace

@@ -263,5 +263,17 @@ TEST_F(Verify, RunsTheEngineOnEveryTarget) {
   }
 }
 
+// Inputs stored in 16 bits; results are asked for in double.
+TEST_F(Verify, RunsTheEngineInHalfPrecision) {
+  FOCI_SKIP_WITHOUT_AN_ENGINE();
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    for (int n = 0; n < 30; ++n) {
+      const SweepCase c = sweep_case(n, dtype);
+      write_case(path_, "foci.attention", spec_to_json_text(c.spec), with_answers(c));
+      EXPECT_EQ(verdict(path_, {}), "passed") << name_of(dtype) << " " << c.text;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foci::testing
