@@ -2,28 +2,15 @@
 #include "foci/io/gzip.h"
 
 #include <gtest/gtest.h>
-#include <zlib.h>
 
 #include "io/damage.h"
+#include "io/gzip.h"
 
 namespace foci {
 namespace {
 
+using testing::gzip;
 using testing::message_of;
-
-std::string gzip(const std::string& text) {
-  z_stream stream{};
-  deflateInit2(&stream, 9, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY);
-  std::string out(deflateBound(&stream, text.size()) + 64, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
 
 TEST(Gzip, MembersFollowOneAnother) {
   for (const size_t n : {0, 1, 65535, 65536, 65537, 300'000}) {
