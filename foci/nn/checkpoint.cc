@@ -13,9 +13,9 @@ constexpr const char* kFormat = "foci.training.1";
 
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-// Copies each wanted tensor from the file, after all of them have been found to fit.
-void take(const std::filesystem::path& file, const std::map<std::string, Tensor>& have,
-          const Named& wanted) {
+// Throws unless the file has exactly the wanted tensors.
+void check_fit(const std::filesystem::path& file, const std::map<std::string, Tensor>& have,
+               const Named& wanted) {
   for (const auto& [name, to] : wanted) {
     const auto it = have.find(name);
     require<FormatError>(it != have.end(), "{}: tensor {} of shape {} is missing", file.string(),
@@ -35,6 +35,12 @@ void take(const std::filesystem::path& file, const std::map<std::string, Tensor>
                            name, tensor.shape().str());
     }
   }
+}
+
+// Copies each wanted tensor from the file, after all of them have been found to fit.
+void take(const std::filesystem::path& file, const std::map<std::string, Tensor>& have,
+          const Named& wanted) {
+  check_fit(file, have, wanted);
   for (const auto& [name, to] : wanted) to.copy_from(have.at(name));
 }
 
@@ -75,7 +81,12 @@ void load_parameters(const std::filesystem::path& file, Module<float>& model) {
   const Safetensors in = read_safetensors(file);
   Named wanted;
   for (const Parameter<float>* p : model.parameters()) wanted.emplace_back(p->name, p->value);
-  take(file, in.tensors, wanted);
+  check_fit(file, in.tensors, wanted);
+  for (Parameter<float>* p : model.parameters()) {
+    // Made as ShapesOnly: now memory for it is known to be no more than the file's own.
+    if (!p->value.is_contiguous()) p->value = Tensor::empty(p->value.shape());
+    p->value.copy_from(in.tensors.at(p->name));
+  }
 }
 
 void save_training(const std::filesystem::path& file, const FlatParameters& parameters,

@@ -29,9 +29,8 @@ Var<T> Linear<T>::forward(Context<T>& context, const Var<T>& x, Activation activ
 template <class T>
 LayerNorm<T>::LayerNorm(int64_t channels, double eps) : eps_(eps) {
   require(channels >= 1, "LayerNorm: {} channels", channels);
-  this->add_parameter("weight", weight, {channels}, false);
+  this->add_parameter("weight", weight, {channels}, false, 1);
   this->add_parameter("bias", bias, {channels}, false);
-  weight.value.fill(1);
 }
 
 template <class T>

@@ -8,12 +8,23 @@ std::string join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
+thread_local bool shapes_only = false;
+
 }  // namespace
 
+ShapesOnly::ShapesOnly() : outer_(shapes_only) {
+  shapes_only = true;
+}
+ShapesOnly::~ShapesOnly() {
+  shapes_only = outer_;
+}
+
 template <class T>
-void Module<T>::add_parameter(const char* name, Parameter<T>& p, const Dims& shape, bool decay) {
+void Module<T>::add_parameter(const char* name, Parameter<T>& p, const Dims& shape, bool decay,
+                              double start) {
   p.name = name;
-  p.value = Tensor::zeros(shape, dtype_v<T>);
+  p.value = shapes_only ? Tensor::full({1}, start, dtype_v<T>).broadcast_to(shape)
+                        : Tensor::full(shape, start, dtype_v<T>);
   p.decay = decay;
   own_.emplace_back(name, &p);
 }

@@ -20,6 +20,20 @@ namespace foci::nn {
 
 class Observer;
 
+// While one lives, modules made on its thread declare their parameters without memory of their own:
+// a model then costs no more than its shapes. load_parameters() gives them memory, once the file is
+// known to hold such tensors, so sizes from an untrusted file cannot exhaust memory.
+class FOCI_API ShapesOnly {
+ public:
+  ShapesOnly();
+  ~ShapesOnly();
+  ShapesOnly(const ShapesOnly&) = delete;
+  ShapesOnly& operator=(const ShapesOnly&) = delete;
+
+ private:
+  bool outer_;
+};
+
 // What one forward pass carries through the tree.
 template <class T>
 struct Context {
@@ -53,8 +67,9 @@ class FOCI_API Module {
   void reset(uint64_t seed);
 
  protected:
-  // Declares a parameter of this module; its value starts as zeros.
-  void add_parameter(const char* name, Parameter<T>& p, const Dims& shape, bool decay);
+  // Declares a parameter of this module, and the number it is filled with at first.
+  void add_parameter(const char* name, Parameter<T>& p, const Dims& shape, bool decay,
+                     double start = 0);
   void add_module(const std::string& name, Module& child);
   // Sets this module's own parameters (not those of its children).
   virtual void reset_own(Rng&) {}

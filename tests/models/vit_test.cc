@@ -10,8 +10,10 @@
 #include <functional>
 
 #include "autograd/gradient_check.h"
+#include "foci/io/file.h"
 #include "foci/io/safetensors.h"
 #include "foci/nn/checkpoint.h"
+#include "io/damage.h"
 
 namespace foci {
 namespace {
@@ -38,14 +40,8 @@ constexpr int64_t kPatches = 12 + 1 + 10 + 16;
 
 class Folder : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("foci-vit-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::filesystem::path folder_;
+  testing::TemporaryFolder temporary_;
+  const std::filesystem::path folder_ = temporary_.path();
 };
 
 template <class E>
@@ -283,6 +279,44 @@ TEST_F(Folder, ACheckpointOfAnotherShapeNamesTensorAndShapes) {
   Vit<float> fewer(deep);
   expect_error<FormatError>([&] { nn::load_parameters(folder_ / "model.safetensors", fewer); },
                             {"encoder.layer.1.", "no place"});
+}
+
+// Memory for such models is never asked for: none of them could be had.
+TEST_F(Folder, AConfigOfAbsurdSizesIsComparedWithTheWeightsFirst) {
+  Vit<float> model(small(Pooling::attention));
+  model.reset(1);
+  save_vit(folder_, model);
+  const std::string good = read_file(folder_ / "config.json");
+  const auto load_with = [&](const std::string& from, const std::string& to) {
+    std::string s = good;
+    const size_t at = s.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    write_file(folder_ / "config.json", s.replace(at, from.size(), to));
+    load_vit(folder_);
+  };
+  const auto refused = [&](const std::string& from, const std::string& to,
+                           const std::vector<std::string>& parts) {
+    SCOPED_TRACE(to);
+    expect_error<FormatError>([&] { load_with(from, to); }, parts);
+  };
+  refused("\"hidden_size\": 12", "\"hidden_size\": 1048575", {"pooler.probe", "[1, 12]", "[1, 1048575]"});
+  refused("\"intermediate_size\": 20", "\"intermediate_size\": 1048576",
+          {"encoder.layer.0.intermediate.weight", "[20, 12]", "[1048576, 12]"});
+  refused("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4096",
+          {"encoder.layer.2.", "missing"});
+  const std::string grid = "\"position_grid\": [\n    3,\n    4\n  ]";
+  refused(grid, "\"position_grid\": [1048576, 1048576]",
+          {"embeddings.weight", "[12, 12]", "[1099511627776, 12]"});
+  refused(grid, "\"position_grid\": [18446744073709551615, 4]", {"position_rows"});
+  refused(grid, "\"position_grid\": [3, -4]", {"position_cols: -4"});
+  refused("\"patch_size\": 2", "\"patch_size\": 1024", {"[12, 4]", "[12, 1048576]"});
+  refused("\"num_channels\": 1", "\"num_channels\": -1", {"channels: -1"});
+  refused("\"hidden_size\": 12", "\"hidden_size\": -12", {"width: -12"});
+  refused("\"hidden_size\": 12", "\"hidden_size\": 18446744073709551615", {"width"});
+  refused("\"hidden_size\": 12", "\"hidden_size\": 99999999999999999999999",
+          {"hidden_size", "whole number"});
+  refused("\"num_hidden_layers\": 2", "\"num_hidden_layers\": -2", {"layers: -2"});
+  refused("\"num_attention_heads\": 3", "\"num_attention_heads\": 0", {"heads: 0"});
 }
 
 TEST_F(Folder, AFileThatIsNoTrainingStateIsRefused) {

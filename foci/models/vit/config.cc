@@ -31,6 +31,10 @@ class Reader {
     const json& v = at(key);
     require<FormatError>(v.is_number_integer(), "{}: {} holds {}, a whole number is needed", name_,
                          key, v.dump());
+    return whole(v);
+  }
+  // One beyond 64 bits is as much too large as the largest.
+  static int64_t whole(const json& v) {
     const bool huge = v.is_number_unsigned() && v.get<uint64_t>() > uint64_t(INT64_MAX);
     return huge ? INT64_MAX : v.get<int64_t>();
   }
@@ -188,8 +192,8 @@ VitConfig vit_config_from_json(std::string_view text, const std::string& name) {
   require<FormatError>(grid.is_array() && grid.size() == 2 && grid[0].is_number_integer() &&
                            grid[1].is_number_integer(),
                        "{}: position_grid holds {}, [rows, columns] is right", name, grid.dump());
-  c.position_rows = grid[0].get<int64_t>();
-  c.position_cols = grid[1].get<int64_t>();
+  c.position_rows = Reader::whole(grid[0]);
+  c.position_cols = Reader::whole(grid[1]);
   const json& labels = r.at("id2label");
   require<FormatError>(labels.is_object() && static_cast<int64_t>(labels.size()) <= kMaxClasses,
                        "{}: id2label is no object of labels", name);

@@ -12,8 +12,13 @@ std::unique_ptr<Vit<float>> load_vit(const std::filesystem::path& folder) {
   require<IoError>(std::filesystem::exists(config), "{}: no model folder, it has no config.json",
                    folder.string());
   constexpr uint64_t kLimit = 64 << 20;  // labels are all that could make a config long
-  auto model = std::make_unique<Vit<float>>(
-      vit_config_from_json(read_file(config, kLimit), config.string()));
+  const VitConfig sizes = vit_config_from_json(read_file(config, kLimit), config.string());
+  std::unique_ptr<Vit<float>> model;
+  {
+    // The config is untrusted: memory is taken once the weights are seen to be of its sizes.
+    const nn::ShapesOnly no_memory;
+    model = std::make_unique<Vit<float>>(sizes);
+  }
   nn::load_parameters(folder / "model.safetensors", *model);
   return model;
 }
