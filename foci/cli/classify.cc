@@ -18,6 +18,7 @@ class Classify : public Verb {
     app.add_option("MODEL", model_, "Folder of a trained model")->required()->type_name("FOLDER");
     app.add_option("IMAGE", images_, "PNG or JPEG files")->required()->type_name("FILE");
     app.add_option("--top", top_, "How many classes to name for each picture")
+        ->check(check_whole)
         ->check(CLI::Range(1, 1000000).description(""))
         ->type_name("N");
     declare_threads(app, common_);

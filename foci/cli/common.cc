@@ -5,8 +5,11 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <system_error>
+#include <type_traits>
 
 #include "foci/cli/verb.h"
 #include "foci/core/threads.h"
@@ -28,6 +31,24 @@ extern "C" void on_interrupt(int number) {
   g_interrupted = true;
 }
 
+template <class T>
+std::string check_as(const std::string& text, const char* wanted) {
+  T value = 0;
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  if (parsed.ec == std::errc::result_out_of_range && parsed.ptr == end) {
+    return text + " is beyond the numbers that fit here";
+  }
+  bool good = parsed.ec == std::errc() && parsed.ptr == end;
+  if constexpr (std::is_floating_point_v<T>) {
+    good = good && std::isfinite(value);
+  } else {
+    const size_t digits = text.starts_with('-') ? 1 : 0;
+    good = good && (text.size() == digits + 1 || text[digits] != '0');
+  }
+  return good ? std::string() : text + " given, " + wanted + " is right";
+}
+
 }  // namespace
 
 void declare_quiet(CLI::App& app, Common& common) {
@@ -38,18 +59,25 @@ void declare_json(CLI::App& app, Common& common) {
   app.add_flag("--json", common.json, "Print the result as one JSON object");
 }
 
+std::string check_whole(const std::string& text) {
+  return check_as<int64_t>(text, "a whole number");
+}
+std::string check_natural(const std::string& text) {
+  return check_as<uint64_t>(text, "a whole number of 0 or more");
+}
+std::string check_number(const std::string& text) {
+  return check_as<double>(text, "a number");
+}
+
 void declare_seed(CLI::App& app, Common& common) {
-  // A minus sign would be taken for a very large number.
-  const auto natural = [](const std::string& text) {
-    return text.find('-') == std::string::npos ? std::string() : "Value " + text + " is below 0";
-  };
   app.add_option("--seed", common.seed, "Seed of everything random")
-      ->check(natural)
+      ->check(check_natural)
       ->type_name("N");
 }
 
 void declare_threads(CLI::App& app, Common& common) {
   app.add_option("--threads", common.threads, "Threads to use (default: all that may be used)")
+      ->check(check_whole)
       ->check(CLI::Range(1, 4096).description(""))
       ->type_name("N")
       ->default_str("");

@@ -34,6 +34,7 @@ class Demo : public Verb {
     declare_length(app, flags_);
     app.add_flag("--anywhere", anywhere_, "Digits at any pixel, not only where a patch begins");
     app.add_option("--scenes", scenes_, "Unseen scenes to test on")
+        ->check(check_whole)
         ->check(CLI::Range(1, 1000000).description(""))
         ->type_name("N");
     app.add_option("--out", out_, "Folder for the model; a demo's old one is replaced")
@@ -112,7 +113,7 @@ class Demo : public Verb {
   void check_folder() const {
     if (out_.empty()) throw UsageError("--out: an empty text given, a folder is needed");
     std::error_code unknown;
-    if (std::filesystem::exists(std::filesystem::path(out_) / "train.json", unknown)) {
+    if (std::filesystem::exists(std::filesystem::path(out_) / kSettingsFile, unknown)) {
       throw UsageError(fmt::format(
           "--out: {} holds a model of foci train vit, which a demo would overwrite; give another "
           "folder",

@@ -15,7 +15,6 @@
 namespace foci::cli {
 namespace {
 
-constexpr const char* kSettingsFile = "train.json";
 constexpr int64_t kMaxTested = 2000;
 
 class TrainVit : public Verb {
@@ -28,11 +27,16 @@ class TrainVit : public Verb {
                    "(default: the demo's digits in clutter)")
         ->type_name("FOLDER")
         ->group(data);
-    app.add_option("--patch", patch_, "Pixels a side of a patch")->type_name("N")->group(data);
+    app.add_option("--patch", patch_, "Pixels a side of a patch")
+        ->check(check_whole)
+        ->type_name("N")
+        ->group(data);
     app.add_option("--max-side", max_side_, "Longer pictures are shrunk to this")
+        ->check(check_whole)
         ->type_name("N")
         ->group(data);
     app.add_option("--test-share", test_share_, "Share of each class held back for testing")
+        ->check(check_number)
         ->type_name("X")
         ->group(data);
     app.add_flag("--mirror", mirror_, "Mirror half of the training pictures")->group(data);

@@ -9,8 +9,11 @@
 namespace foci::cli {
 
 void declare_length(CLI::App& app, TrainFlags& flags) {
-  app.add_option("--minutes", flags.minutes, "How long to train")->type_name("MINUTES");
+  app.add_option("--minutes", flags.minutes, "How long to train")
+      ->check(check_number)
+      ->type_name("MINUTES");
   app.add_option("--steps", flags.steps, "Train so many steps instead; the same bits every time")
+      ->check(check_whole)
       ->type_name("N")
       ->default_str("");
 }
@@ -18,7 +21,7 @@ void declare_length(CLI::App& app, TrainFlags& flags) {
 void declare_shape(CLI::App& app, TrainFlags& flags) {
   const char* group = "Model";
   const auto number = [&](const char* name, int64_t& value, const char* about) {
-    app.add_option(name, value, about)->type_name("N")->group(group);
+    app.add_option(name, value, about)->check(check_whole)->type_name("N")->group(group);
   };
   number("--width", flags.width, "Values a token");
   number("--layers", flags.layers, "Encoder layers");
@@ -32,6 +35,7 @@ void declare_shape(CLI::App& app, TrainFlags& flags) {
       ->type_name("TEXT")
       ->group(group);
   app.add_option("--dropout", flags.dropout, "Share of values dropped in training")
+      ->check(check_number)
       ->type_name("X")
       ->group(group);
 }
@@ -39,9 +43,12 @@ void declare_shape(CLI::App& app, TrainFlags& flags) {
 void declare_optimiser(CLI::App& app, TrainFlags& flags) {
   const char* group = "Optimiser";
   const auto number = [&](const char* name, double& value, const char* about) {
-    app.add_option(name, value, about)->type_name("X")->group(group);
+    app.add_option(name, value, about)->check(check_number)->type_name("X")->group(group);
   };
-  app.add_option("--batch", flags.batch, "Pictures a step")->type_name("N")->group(group);
+  app.add_option("--batch", flags.batch, "Pictures a step")
+      ->check(check_whole)
+      ->type_name("N")
+      ->group(group);
   number("--lr", flags.learning_rate, "Peak learning rate of AdamW");
   number("--warm-up", flags.warm_up, "Share of the run in which the rate rises");
   number("--weight-decay", flags.weight_decay, "Decoupled weight decay");

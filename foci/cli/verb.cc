@@ -2,6 +2,8 @@
 // failure into one line.
 #include "foci/cli/verb.h"
 
+#include <signal.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -95,8 +97,24 @@ bool is_flag(const CLI::Option& option) {
   return option.get_expected_max() == 0;
 }
 
+// Whether an option stands among the words.
+bool gives(const Words& words, const std::string& option) {
+  for (const std::string& word : words) {
+    if (word == "--") break;
+    if (word == option || word.starts_with(option + "=")) return true;
+  }
+  return false;
+}
+
+// How long a run takes can be said in two ways, of which steps goes before minutes.
+void check_length(const Words& words) {
+  if (gives(words, "--minutes") && gives(words, "--steps")) {
+    throw UsageError("--minutes and --steps: both given, one of them is right");
+  }
+}
+
 // The file's settings as command-line words, to stand before the person's own, which then win.
-Words words_of_config(const std::string& path, const CLI::App& app) {
+Words words_of_config(const std::string& path, const CLI::App& app, const Words& own) {
   const std::string text = reading([&] { return read_file(path, 1 << 20); });
   nlohmann::json config;
   try {
@@ -114,6 +132,7 @@ Words words_of_config(const std::string& path, const CLI::App& app) {
       throw UsageError("--config: " + path + ": unknown key \"" + key + "\"" +
                        did_you_mean(key, known));
     }
+    if (key == "steps" && gives(own, "--minutes")) continue;  // else they would go before it
     const CLI::Option& option = *app.get_option("--" + key);
     if (is_flag(option)) {
       if (!value.is_boolean()) {
@@ -172,11 +191,12 @@ int run_verb(const VerbEntry& entry, const Words& words) {
       ->type_name("FILE");
   app.add_flag("--dump-config", dump, "Print all options as such a file, and do nothing else");
 
+  check_length(words);
   Words all = words;
   std::string path = config_path(words);
   if (path.empty()) path = verb->implied_config(words).string();
   if (!path.empty()) {
-    all = words_of_config(path, app);
+    all = words_of_config(path, app, words);
     all.insert(all.end(), words.begin(), words.end());
   }
   std::reverse(all.begin(), all.end());  // as CLI11 takes them
@@ -285,6 +305,7 @@ std::span<const VerbEntry> verbs() {
 
 int run_program(int argc, const char* const* argv) {
   int code = kFailure;
+  signal(SIGXFSZ, SIG_IGN);  // a write beyond a limit then fails, and is told, as on a full disk
   try {
     code = dispatch(Words(argv + std::min(argc, 1), argv + argc));
   } catch (const UsageError& e) {

@@ -68,6 +68,12 @@ void declare_quiet(CLI::App& app, Common& common);
 void declare_json(CLI::App& app, Common& common);
 void declare_seed(CLI::App& app, Common& common);
 void declare_threads(CLI::App& app, Common& common);
+// For CLI::Option::check: CLI11 alone would take a number beyond 64 bits for the largest, and one
+// with a 0 before it as octal. The empty text if the argument is a whole number of 64 bits (natural:
+// from 0 on), or a finite number; else what is wrong with it.
+std::string check_whole(const std::string& text);
+std::string check_natural(const std::string& text);
+std::string check_number(const std::string& text);
 // Hands the choice of threads to the library.
 void apply_threads(const Common& common);
 

@@ -67,11 +67,10 @@ class ProgramTest(unittest.TestCase):
             if limit_memory is not None:
                 resource.setrlimit(resource.RLIMIT_AS, (limit_memory, limit_memory))
 
-        # restore_signals=False leaves SIGXFSZ ignored, as Python has it: a write beyond the limit
-        # then fails as on a full disk, and does not kill.
+        # A write beyond the limit fails as on a full disk: the program ignores SIGXFSZ.
         return subprocess.run([PROGRAM, *map(str, arguments)], stdout=stdout,
                               stderr=subprocess.PIPE, text=True, cwd=self.folder, timeout=240,
-                              preexec_fn=limits, restore_signals=False,
+                              preexec_fn=limits,
                               env={**os.environ, **(env or {})})
 
     def ok(self, *arguments, **options):

@@ -111,6 +111,14 @@ class Bits(program.ProgramTest):
         self.ok(*demo, "--out", "part", "--resume")
         self.assertEqual(self.weights("part"), self.weights("whole"))
 
+    def test_a_resumed_run_may_be_given_minutes_instead_of_steps(self):
+        self.ok(*self.train("model", "--steps", 3))
+        more = ["train", "vit", "--out", "model", "--resume", "-q", "--json"]
+        self.assertEqual(json.loads(self.ok(*more))["steps"], 3)
+        # So long have three steps surely not taken.
+        self.assertGreater(json.loads(self.ok(*more, "--minutes", "0.05"))["steps"], 3)
+        self.refused(*more, "--minutes", 1, "--steps", 9, says=["--minutes", "--steps"], code=2)
+
     def test_what_a_resumed_run_may_not_change(self):
         self.ok(*self.train("model", "--steps", 3))
         resume = ["train", "vit", "--out", "model", "--resume", "-q"]
@@ -127,7 +135,15 @@ class Failures(program.ProgramTest):
     def test_a_full_disk_leaves_no_half_file(self):
         self.refused("train", "vit", *TINY, "--steps", 3, "--out", "model", "-q", says="model",
                      code=1, limit_file=8192)
-        self.assertEqual([f for f in self.files() if ".tmp" in f or f.endswith("safetensors")], [])
+        self.assertEqual(os.listdir(self.folder), [])
+        # Neither where the disk fills up later, nor in a folder that was there.
+        os.makedirs(self.path("there", "config.json"))
+        self.refused("train", "vit", *TINY, "--steps", 3, "--out", "there", "-q",
+                     says="config.json", code=1)
+        self.assertEqual(os.listdir(self.path("there")), ["config.json"])
+        self.refused("demo", *TINY, "--steps", 3, "--out", "deep/er", "-q", says="deep/er", code=1,
+                     limit_file=100)
+        self.assertFalse(os.path.exists(self.path("deep")))
         # The disk fills up in the middle of a run that goes on.
         model = self.tiny_model("other")
         before = program.read(self.path(model, "training.safetensors"))

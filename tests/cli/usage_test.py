@@ -73,6 +73,14 @@ class Mistakes(program.ProgramTest):
         self.refused("demo", "--threads", "two", says="--threads", code=2)
         self.refused("demo", "--seed", "-1", says="--seed", code=2)
         self.refused("demo", "--steps", says="--steps", code=2)
+        # Not taken for the largest number that fits, for octal, or for infinity.
+        for option, value in (("--steps", 1 << 63), ("--steps", -(1 << 63) - 1), ("--batch", 1 << 64),
+                              ("--seed", 1 << 64), ("--layers", "1e2"), ("--width", "0x40"),
+                              ("--batch", "010"), ("--threads", 1 << 64), ("--scenes", 1 << 80),
+                              ("--minutes", "1e999"), ("--lr", "inf"), ("--dropout", "0.1x")):
+            self.refused("demo", option, value, says=[option + ":", str(value)], code=2)
+        self.refused("classify", "model", "a.png", "--top", 1 << 70, says="--top", code=2)
+        self.refused("demo", "--minutes", 1, "--steps", 1, says=["--minutes", "--steps"], code=2)
         self.refused("demo", "--scenes", "0", says="--scenes", code=2)
         for option, value, word in (
                 ("--steps", "-5", "--steps"), ("--steps", "0", "--steps"), ("--minutes", "0", "minutes"),
