@@ -69,8 +69,8 @@ void declare_json(CLI::App& app, Common& common);
 void declare_seed(CLI::App& app, Common& common);
 void declare_threads(CLI::App& app, Common& common);
 // For CLI::Option::check: CLI11 alone would take a number beyond 64 bits for the largest, and one
-// with a 0 before it as octal. The empty text if the argument is a whole number of 64 bits (natural:
-// from 0 on), or a finite number; else what is wrong with it.
+// with a 0 before it as octal. The empty text if the argument is a whole number of 64 bits
+// (natural: from 0 on), or a finite number; else what is wrong with it.
 std::string check_whole(const std::string& text);
 std::string check_natural(const std::string& text);
 std::string check_number(const std::string& text);

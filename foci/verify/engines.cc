@@ -20,6 +20,9 @@ AttentionShape shape_of(const AttentionInputs& in) {
   require_rank_4(in.q, "q", "[B, H, N, D]");
   require_rank_4(in.k, "k", "[B, Hk, M, D]");
   require_rank_4(in.v, "v", "[B, Hk, M, Dv]");
+  // The plan would speak of its shape's dtype, which is q's.
+  require(is_floating(in.q.dtype()), "q: {} given, a floating type is needed",
+          name_of(in.q.dtype()));
   return {.B = in.q.dim(0),
           .H = in.q.dim(1),
           .Hk = in.k.dim(1),

@@ -299,7 +299,8 @@ TEST_F(Folder, AConfigOfAbsurdSizesIsComparedWithTheWeightsFirst) {
     SCOPED_TRACE(to);
     expect_error<FormatError>([&] { load_with(from, to); }, parts);
   };
-  refused("\"hidden_size\": 12", "\"hidden_size\": 1048575", {"pooler.probe", "[1, 12]", "[1, 1048575]"});
+  refused("\"hidden_size\": 12", "\"hidden_size\": 1048575",
+          {"pooler.probe", "[1, 12]", "[1, 1048575]"});
   refused("\"intermediate_size\": 20", "\"intermediate_size\": 1048576",
           {"encoder.layer.0.intermediate.weight", "[20, 12]", "[1048576, 12]"});
   refused("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4096",

@@ -186,6 +186,16 @@ TEST_F(Verify, InvalidSpecsAndShapesFail) {
             0u);
   EXPECT_EQ(run("foci.attention", R"({"biases":[{"kind":"alibi"}]})", tensors),
             "failed: reference: refused: slopes: not given, but the spec reads it");
+  // Whole numbers are nothing to attend with; the engine's message names the tensor too.
+  NamedTensors whole = tensors;
+  for (auto& [name, tensor] : whole) {
+    if (name == "in.q") tensor = tensor.to(DType::i32);
+  }
+  const std::string said = run("foci.attention", "{}", whole);
+  EXPECT_NE(said.find("q: int32 given, a floating type is needed"), std::string::npos) << said;
+  const std::string engine_said = verdict(path_, {});
+  EXPECT_NE(engine_said.find("q: int32 given, a floating type is needed"), std::string::npos)
+      << engine_said;
 }
 
 TEST_F(Verify, FoldersAreSearched) {
