@@ -16,11 +16,6 @@ using fused::Sequence;
 // Multiply-adds below which a task is not worth a thread's attention: about 20 µs.
 constexpr int64_t kTaskWork = int64_t{1} << 19;
 
-bool needs_whole_row(const AttentionSpec& spec) {
-  return fused::normalizer_of(spec) == kernels::RowNormalizer::sparsemax ||
-         spec.statistics.has(Statistic::coverage);
-}
-
 // Strips [begin, end) of one sequence and head.
 struct Unit {
   int32_t sequence;
@@ -34,9 +29,9 @@ std::optional<std::string> fused_refuses(const AttentionSpec& spec, const Attent
   const bool score =
       std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score);
   if (!score) return "fused serves the scores dot and cosine";
-  const bool normalizer = std::holds_alternative<Softmax>(spec.normalizer) ||
-                          std::holds_alternative<Sparsemax>(spec.normalizer);
-  if (!normalizer) return "fused serves the normalisers softmax and sparsemax";
+  if (std::holds_alternative<TopK>(spec.normalizer)) {
+    return "fused serves the normalisers softmax, sparsemax and entmax";
+  }
   if (spec.softcap) return "fused does not serve softcap";
   if (!spec.biases.empty()) return "fused does not serve biases";
   if (spec.dropout && spec.dropout->p > 0) return "fused does not serve dropout";
@@ -49,6 +44,7 @@ std::optional<std::string> fused_refuses(const AttentionSpec& spec, const Attent
 size_t fused_workspace_bytes(const AttentionSpec& spec, const AttentionShape& s, SimdTarget target,
                              bool backward) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(target);
+  const kernels::RowMap map = fused::row_map_of(spec);
   const auto round = [&](int64_t n) {
     return (n + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
   };
@@ -61,17 +57,18 @@ size_t fused_workspace_bytes(const AttentionSpec& spec, const AttentionShape& s,
   const int64_t chunk = fused::queries_per_chunk(s.N, kernels::kMaxStrips * kernels.width);
   const int64_t chunks = s.N == 0 ? 0 : (s.N + chunk - 1) / chunk;
   if (!backward) {
-    bytes += threads * kernels.forward_scratch(s.M, s.D, s.Dv, needs_whole_row(spec));
-    if (spec.statistics.has(Statistic::coverage)) bytes += floats(s.B * s.H * chunks * s.M);
+    const bool coverage = spec.statistics.has(Statistic::coverage);
+    bytes += threads * kernels.forward_scratch(map, s.M, s.D, s.Dv, coverage);
+    if (coverage) bytes += floats(s.B * s.H * chunks * s.M);
     return bytes;
   }
-  bytes += threads * kernels.backward_scratch(s.M, s.D, s.Dv, fused::normalizer_of(spec));
+  bytes += threads * kernels.backward_scratch(map, s.M, s.D, s.Dv);
   return bytes + floats(s.B * s.Hk * chunks * s.M * (round(s.D) + round(s.Dv)));
 }
 
 void fused_forward(const Problem& p, AttentionOutputs& out) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
-  const kernels::RowNormalizer normalizer = fused::normalizer_of(p.spec);
+  const kernels::RowMap map = fused::row_map_of(p.spec);
   const int64_t H = p.shape.H, N = p.shape.N, M = p.shape.M, D = p.shape.D, Dv = p.shape.Dv;
   const Operands operands = fused::operands_of(p, nullptr);
   const std::vector<Sequence> sequences = fused::sequences_of(p);
@@ -110,8 +107,7 @@ void fused_forward(const Problem& p, AttentionOutputs& out) {
     tasks.push_back(static_cast<int64_t>(units.size()));
   }
   const Tensor partial = coverage ? Tensor::zeros({partial_size}) : Tensor();
-  const size_t scratch_bytes = kernels.forward_scratch(
-      most_keys, D, Dv, normalizer == kernels::RowNormalizer::sparsemax || coverage);
+  const size_t scratch_bytes = kernels.forward_scratch(map, most_keys, D, Dv, coverage);
 
   parallel_for(static_cast<int64_t>(tasks.size()) - 1, [&](int64_t task) {
     const kernels::Scratch scratch(static_cast<int64_t>(scratch_bytes / sizeof(float)));
@@ -136,7 +132,7 @@ void fused_forward(const Problem& p, AttentionOutputs& out) {
         o.max_key = out.max_key.defined() ? out.max_key.data<int64_t>() + row : nullptr;
         o.support = at(out.support);
         o.coverage = coverage ? partial.data<float>() + partial_at[u] : nullptr;
-        kernels.forward(normalizer, strip, o, reinterpret_cast<std::byte*>(scratch.get()));
+        kernels.forward(map, strip, o, reinterpret_cast<std::byte*>(scratch.get()));
         if (o.max_key != nullptr) {
           for (int64_t i = 0; i < count; ++i) o.max_key[i] += o.max_key[i] < 0 ? 0 : s.key_begin;
         }
@@ -159,13 +155,13 @@ void fused_forward(const Problem& p, AttentionOutputs& out) {
 void fused_weights(const Problem& p, const AttentionOutputs&, std::span<const int64_t> rows,
                    std::span<const int64_t> heads, Tensor& weights) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
-  const kernels::RowNormalizer normalizer = fused::normalizer_of(p.spec);
+  const kernels::RowMap map = fused::row_map_of(p.spec);
   const int64_t M = p.shape.M;
   const Operands operands = fused::operands_of(p, nullptr);
   const std::vector<Sequence> sequences = fused::sequences_of(p);
   weights.fill(0);
   const auto R = static_cast<int64_t>(rows.size()), G = static_cast<int64_t>(heads.size());
-  const size_t scratch_bytes = kernels.forward_scratch(M, p.shape.D, p.shape.Dv, true);
+  const size_t scratch_bytes = kernels.weights_scratch(map, M, p.shape.D, p.shape.Dv);
   parallel_for(p.shape.B * G * R, [&](int64_t task) {
     const int64_t b = task / (G * R), g = task / R % G, r = task % R;
     // Sequences lie in order of (batch, first query).
@@ -178,7 +174,7 @@ void fused_weights(const Problem& p, const AttentionOutputs&, std::span<const in
     fused::make_strip(p, operands, s, heads[g], rows[r] - s.query_begin, 1, strip);
     float* row = weights.data<float>() + task * M + s.key_begin;
     const kernels::Scratch scratch(static_cast<int64_t>(scratch_bytes / sizeof(float)));
-    kernels.weights(normalizer, strip, row, M, reinterpret_cast<std::byte*>(scratch.get()));
+    kernels.weights(map, strip, row, M, reinterpret_cast<std::byte*>(scratch.get()));
   });
 }
 

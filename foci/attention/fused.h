@@ -50,7 +50,7 @@ struct Operands {
 };
 Operands operands_of(const Problem& problem, const Tensor* dy);
 
-kernels::RowNormalizer normalizer_of(const AttentionSpec& spec);
+kernels::RowMap row_map_of(const AttentionSpec& spec);
 
 // The strip of queries [first, first + count) of a sequence, for query head h. Lives as long as
 // problem and operands.

@@ -45,7 +45,7 @@ void project_rows(const Tensor& unit, const Tensor& inverse, const Tensor& grad)
 void fused_backward(const Problem& p, const AttentionOutputs& saved, const AttentionUpstream& up,
                     const AttentionWanted& wanted, AttentionGradients& grads) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
-  const kernels::RowNormalizer normalizer = fused::normalizer_of(p.spec);
+  const kernels::RowMap map = fused::row_map_of(p.spec);
   const int64_t B = p.shape.B, H = p.shape.H, Hk = p.shape.Hk, N = p.shape.N, M = p.shape.M;
   const int64_t D = p.shape.D, Dv = p.shape.Dv;
   const int64_t group = H / Hk;
@@ -75,7 +75,7 @@ void fused_backward(const Problem& p, const AttentionOutputs& saved, const Atten
   }
   const kernels::Scratch partial(partial_size);
   const Tensor dq = wanted.qkv ? grads.dq : Tensor::empty({B, H, N, D});
-  const size_t scratch_bytes = kernels.backward_scratch(most_keys, D, Dv, normalizer);
+  const size_t scratch_bytes = kernels.backward_scratch(map, most_keys, D, Dv);
 
   parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t task) {
     const Chunk& c = chunks[task];
@@ -126,8 +126,7 @@ void fused_backward(const Problem& p, const AttentionOutputs& saved, const Atten
         g.dk_stride = dk_stride;
         g.dv = sums + c.dv_at;
         g.dv_stride = dv_stride;
-        kernels.backward(normalizer, strips.data(), n, g,
-                         reinterpret_cast<std::byte*>(scratch.get()));
+        kernels.backward(map, strips.data(), n, g, reinterpret_cast<std::byte*>(scratch.get()));
       }
     }
   });

@@ -116,13 +116,19 @@ Operands operands_of(const Problem& p, const Tensor* dy) {
   return o;
 }
 
-kernels::RowNormalizer normalizer_of(const AttentionSpec& spec) {
+kernels::RowMap row_map_of(const AttentionSpec& spec) {
+  using kernels::RowMap;
+  using kernels::RowNormalizer;
   return std::visit(
       overloaded{
-          [](const Softmax&) { return kernels::RowNormalizer::softmax; },
-          [](const Sparsemax&) { return kernels::RowNormalizer::sparsemax; },
-          [](const Entmax&) -> kernels::RowNormalizer { throw Error("fused: entmax was refused"); },
-          [](const TopK&) -> kernels::RowNormalizer { throw Error("fused: top-k was refused"); }},
+          [](const Softmax&) { return RowMap{}; },
+          [](const Sparsemax&) {
+            return RowMap{RowNormalizer::sparsemax, 2};
+          },
+          [](const Entmax& e) {
+            return RowMap{e.alpha == 2 ? RowNormalizer::sparsemax : RowNormalizer::entmax, e.alpha};
+          },
+          [](const TopK&) -> RowMap { throw Error("fused: top-k was refused"); }},
       spec.normalizer);
 }
 

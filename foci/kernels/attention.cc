@@ -8,43 +8,41 @@
 #include <hwy/foreach_target.h>
 
 #include "foci/kernels/attention_softmax_backward-inl.h"
-#include "foci/kernels/attention_sparse-inl.h"
+#include "foci/kernels/attention_sparse_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
 
-void forward_strip(RowNormalizer normalizer, const Strip& s, const StripOutputs& o,
-                   std::byte* scratch) {
-  switch (normalizer) {
-    case RowNormalizer::softmax:
-      return forward_softmax(s, o, scratch);
-    case RowNormalizer::sparsemax:
-      return forward_sparsemax(s, o, scratch);
+size_t forward_bytes(const RowMap& map, int64_t keys, int64_t D, int64_t Dv, bool coverage) {
+  return map.sparse() ? sparse_scratch(map, keys, D, Dv) : forward_scratch(keys, D, Dv, coverage);
+}
+
+size_t backward_bytes(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
+  return map.sparse() ? sparse_backward_scratch(map, keys, D, Dv) : backward_scratch(D, Dv);
+}
+
+size_t weights_bytes(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
+  return forward_bytes(map, keys, D, Dv, true);
+}
+
+void forward_strip(const RowMap& map, const Strip& s, const StripOutputs& o, std::byte* scratch) {
+  if (map.sparse()) return forward_sparse(map, s, o, scratch);
+  forward_softmax(s, o, scratch);
+}
+
+void backward_strips(const RowMap& map, const Strip* strips, int count, const TileGradients& g,
+                     std::byte* scratch) {
+  if (!map.sparse()) return backward_softmax(strips, count, g, scratch);
+  for (int t = 0; t < count; ++t) {
+    backward_sparse_strip(map, strips[t], g, t * strip_width(), scratch);
   }
 }
 
-void backward_strips(RowNormalizer normalizer, const Strip* strips, int count,
-                     const TileGradients& g, std::byte* scratch) {
-  switch (normalizer) {
-    case RowNormalizer::softmax:
-      return backward_softmax(strips, count, g, scratch);
-    case RowNormalizer::sparsemax:
-      for (int t = 0; t < count; ++t) {
-        backward_sparsemax_strip(strips[t], g, t * strip_width(), scratch);
-      }
-      return;
-  }
-}
-
-void strip_weights(RowNormalizer normalizer, const Strip& s, float* weights, int64_t stride,
+void strip_weights(const RowMap& map, const Strip& s, float* weights, int64_t stride,
                    std::byte* scratch) {
-  switch (normalizer) {
-    case RowNormalizer::softmax:
-      return softmax_strip_weights(s, weights, stride, scratch);
-    case RowNormalizer::sparsemax:
-      return sparse_strip_weights(s, weights, stride, scratch);
-  }
+  if (map.sparse()) return sparse_strip_weights(map, s, weights, stride, scratch);
+  softmax_strip_weights(s, weights, stride, scratch);
 }
 
 bool any_non_finite(const float* x, int64_t n) {
@@ -66,8 +64,9 @@ bool any_non_finite(const float* x, int64_t n) {
 const AttentionKernels* attention_table() {
   static const AttentionKernels table{static_cast<int>(strip_width()),
                                       static_cast<int>(lanes()),
-                                      forward_scratch,
-                                      backward_scratch,
+                                      forward_bytes,
+                                      backward_bytes,
+                                      weights_bytes,
                                       forward_strip,
                                       backward_strips,
                                       strip_weights,

@@ -45,7 +45,15 @@ struct LaneMask {
 // bits[j] gets, for key `begin + j`, one bit a lane that may see it. Unused lanes get 0.
 void lane_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits) noexcept;
 
-enum class RowNormalizer : uint8_t { softmax, sparsemax };
+enum class RowNormalizer : uint8_t { softmax, sparsemax, entmax };
+
+// A row's map from scores to weights, with its parameters.
+struct RowMap {
+  RowNormalizer kind = RowNormalizer::softmax;
+  double alpha = 0;  // entmax: > 1 and not 2
+
+  bool sparse() const { return kind != RowNormalizer::softmax; }
+};
 
 // One strip's queries and its sequence's keys and values. Rows have unit inner stride.
 struct Strip {
@@ -100,15 +108,16 @@ struct TileGradients {
 struct AttentionKernels {
   int width;  // queries per strip
   int lanes;  // floats per vector: row strides of dk, dv are multiples of it
-  // Bytes of scratch for a strip over `keys` keys. `whole_row`: coverage or a sparse normaliser.
-  size_t (*forward_scratch)(int64_t keys, int64_t D, int64_t Dv, bool whole_row);
-  size_t (*backward_scratch)(int64_t keys, int64_t D, int64_t Dv, RowNormalizer normalizer);
-  void (*forward)(RowNormalizer, const Strip&, const StripOutputs&, std::byte* scratch);
+  // Bytes of scratch for a strip over `keys` keys, or for a tile of such strips.
+  size_t (*forward_scratch)(const RowMap&, int64_t keys, int64_t D, int64_t Dv, bool coverage);
+  size_t (*backward_scratch)(const RowMap&, int64_t keys, int64_t D, int64_t Dv);
+  size_t (*weights_scratch)(const RowMap&, int64_t keys, int64_t D, int64_t Dv);
+  void (*forward)(const RowMap&, const Strip&, const StripOutputs&, std::byte* scratch);
   // `strips` follow one another in queries and share everything but mask and q.
-  void (*backward)(RowNormalizer, const Strip* strips, int count, const TileGradients&,
+  void (*backward)(const RowMap&, const Strip* strips, int count, const TileGradients&,
                    std::byte* scratch);
   // weights [lanes, keys] of a strip, row stride `stride`; 0 where masked.
-  void (*weights)(RowNormalizer, const Strip&, float* weights, int64_t stride, std::byte* scratch);
+  void (*weights)(const RowMap&, const Strip&, float* weights, int64_t stride, std::byte* scratch);
   // Whether any of n floats is NaN or infinite.
   bool (*any_non_finite)(const float* x, int64_t n);
 };

@@ -21,20 +21,15 @@ HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
 
-inline size_t backward_scratch(int64_t keys, int64_t D, int64_t Dv, RowNormalizer normalizer) {
+inline size_t backward_scratch(int64_t D, int64_t Dv) {
   const int64_t W = strip_width(), L = lanes();
-  const bool sparse = normalizer == RowNormalizer::sparsemax;
-  const int64_t rows = sparse ? keys + 1 : kBackwardBlock;
-  const int64_t strips = sparse ? 1 : kMaxStrips;
-  const int64_t copies = sparse ? HWY_MIN(keys, kKeyBlock) : 0;
-  return static_cast<size_t>(strips) *
-             (2 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W)) +
-         Carver::bytes<float>(Dv * W) + Carver::bytes<float>(strips * W * round_up(D, L)) +
-         Carver::bytes<float>(strips * W * round_up(Dv, L)) +
+  constexpr int64_t kStrips = kMaxStrips;
+  return size_t{kMaxStrips} * (2 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W)) +
+         Carver::bytes<float>(Dv * W) + Carver::bytes<float>(kStrips * W * round_up(D, L)) +
+         Carver::bytes<float>(kStrips * W * round_up(Dv, L)) +
          // Weights, their gradients, and the scores that an entropy gradient needs.
-         static_cast<size_t>(2 * strips + 1) * Carver::bytes<float>(rows * W) +
-         Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock)) +
-         Carver::bytes<int32_t>(rows) + Carver::bytes<float>(copies * HWY_MAX(D, Dv));
+         size_t{2 * kMaxStrips + 1} * Carver::bytes<float>(kBackwardBlock * W) +
+         Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(kKeyBlock);
 }
 
 // One strip's panels and row constants.

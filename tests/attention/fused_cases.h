@@ -23,12 +23,39 @@ struct FusedCase {
   AttentionInputs in;
   AttentionUpstream up;
   bool poisoned = false;  // some key holds NaN or infinity
+  bool exact = false;     // scores are exact in float32
   std::string name;
 };
 
 // Sizes around every tile edge: strips of 8, 16 and 32 lanes, tiles of three strips, row blocks.
 inline constexpr int64_t kEdgeSizes[] = {0,  1,  2,  3,  5,  7,  8,  9,  15, 16, 17, 31, 32,
                                          33, 47, 48, 49, 63, 64, 65, 70, 95, 96, 97, 130};
+
+// One of each path through the kernels.
+inline std::vector<Normalizer> fused_normalizers() {
+  return {Softmax{}, Sparsemax{}, Entmax{1.5}, Entmax{1.2}, Entmax{3}};
+}
+
+inline std::string text_of(const Normalizer& normalizer) {
+  std::string text = spec_to_json_text({.normalizer = normalizer});
+  const size_t from = text.find("\"normalizer\""), to = text.find('}', from);
+  return text.substr(from, to - from);
+}
+
+inline Normalizer random_fused_normalizer(Rng& rng) {
+  switch (rng.below(5)) {
+    case 0:
+      return Sparsemax{};
+    case 1:
+      return Entmax{1.5};
+    case 2: {
+      const double alphas[] = {1.05, 1.2, 2, 3, 1 + 2 * rng.uniform()};
+      return Entmax{alphas[rng.below(std::size(alphas))]};
+    }
+    default:
+      return Softmax{};
+  }
+}
 
 inline FusedCase random_fused_case(uint64_t index) {
   Rng rng(20240, index);
@@ -50,7 +77,7 @@ inline FusedCase random_fused_case(uint64_t index) {
   }
   AttentionSpec& spec = c.spec;
   if (rng.below(3) == 0) spec.score = Cosine{};
-  if (rng.below(2) == 0) spec.normalizer = Sparsemax{};
+  spec.normalizer = random_fused_normalizer(rng);
   switch (rng.below(3)) {
     case 0:
       spec.scale = rng.normal();
@@ -126,11 +153,7 @@ inline FusedCase random_fused_case(uint64_t index) {
   c.up.dy = operand(s.H, s.N, s.Dv, strided);
   if (rng.below(2)) c.up.drow_stat = random_normal(rng, {s.B, s.H, s.N});
   if (!spec.statistics.empty()) {
-    // Where sparsemax weights are about to vanish the entropy's slope is unbounded: no float32
-    // formula is accurate there, so that its gradient is asked of softmax alone.
-    if (rng.below(2) && std::holds_alternative<Softmax>(spec.normalizer)) {
-      c.up.dentropy = random_normal(rng, {s.B, s.H, s.N});
-    }
+    if (rng.below(2)) c.up.dentropy = random_normal(rng, {s.B, s.H, s.N});
     if (rng.below(2)) c.up.dmax_weight = random_normal(rng, {s.B, s.H, s.N});
     if (rng.below(2)) c.up.dcoverage = random_normal(rng, {s.B, s.H, s.M});
   }

@@ -14,7 +14,6 @@ void narrow_to_fused(SweepCase& c) {
   if (std::holds_alternative<L2>(s.score)) s.score = Cosine{};
   if (std::holds_alternative<Additive>(s.score)) s.score = Dot{};
   if (std::holds_alternative<TopK>(s.normalizer)) s.normalizer = Softmax{};
-  if (std::holds_alternative<Entmax>(s.normalizer)) s.normalizer = Sparsemax{};
   AttentionInputs& in = c.in;
   in.bias = in.slopes = in.table1d = in.table2d = in.score_w = Tensor();
 }

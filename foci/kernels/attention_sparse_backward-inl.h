@@ -1,0 +1,176 @@
+// Backward of strips under a map with exact zeros, over the keys that have weight.
+#if defined(FOCI_KERNELS_ATTENTION_SPARSE_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_SPARSE_BACKWARD_INL_H_
+#undef FOCI_KERNELS_ATTENTION_SPARSE_BACKWARD_INL_H_
+#else
+#define FOCI_KERNELS_ATTENTION_SPARSE_BACKWARD_INL_H_
+#endif
+
+#include <cmath>
+#include <cstring>
+
+#include "foci/kernels/attention_sparse_forward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// Upstream gradients of a strip's statistics, one a lane.
+struct SparseUpstream {
+  HWY_ALIGN float dentropy[kMaxLanes] = {};
+  HWY_ALIGN float dmax_weight[kMaxLanes] = {};
+  HWY_ALIGN float drow_stat[kMaxLanes] = {};
+  HWY_ALIGN int32_t max_key[kMaxLanes];
+};
+
+inline void take_upstream(const TileGradients& g, int64_t first, int lanes, SparseUpstream& up) {
+  for (int32_t& key : up.max_key) key = -1;
+  for (int lane = 0; lane < lanes; ++lane) {
+    const int64_t i = first + lane;
+    if (g.dentropy) up.dentropy[lane] = g.dentropy[i];
+    if (g.drow_stat) up.drow_stat[lane] = g.drow_stat[i];
+    if (g.dmax_weight) {
+      up.dmax_weight[lane] = g.dmax_weight[i];
+      up.max_key[lane] = static_cast<int32_t>(g.max_key[i]);
+    }
+  }
+}
+
+// A map's f in ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf): 1 on sparsemax's support, p^(2−α) under entmax. A
+// NaN in f's place would be a broken lane's, which has no weights here.
+inline HWY_NOINLINE void sparse_factors(const RowMap& map, int64_t count, const float* weights,
+                                        float* f) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF exponent = hn::Set(d, static_cast<float>(2 - map.alpha));
+  for (int64_t n = 0; n < count * kVectors; ++n) {
+    const VF w = hn::Load(d, weights + n * L);
+    VF x = hn::Set(d, 1.0f);
+    if (map.kind == RowNormalizer::entmax) {
+      x = map.alpha == 1.5 ? hn::Sqrt(w) : power_positive(d, w, exponent);
+    }
+    hn::Store(hn::IfThenElseZero(hn::Gt(w, hn::Zero(d)), x), d, f + n * L);
+  }
+}
+
+// ds holds dP = V dYᵀ and becomes dS = f·(g − (Σ f·g − c·dstat)/Σf), where g is dP plus what the
+// statistics ask for, and c is ∂stat/∂s in units of f/Σf: α − 1 for τ.
+//
+// The mean is taken twice, the second time of what the first leaves: a key whose f outgrows the
+// others' (α > 2, a weight about to vanish) would otherwise lose its gradient in the rounding of
+// f·(g − mean).
+inline HWY_NOINLINE void sparse_score_gradients(const RowMap& map, const SparseStrip& p,
+                                                const float* f, const SparseUpstream& up,
+                                                const float* dcoverage, float* ds) {
+  const DF d;
+  const DI di;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const auto stat = static_cast<float>(map.alpha - 1);
+  for (int v = 0; v < kVectors; ++v) {
+    const float* weights = p.weights + v * L;
+    const float* factors = f + v * L;
+    float* g = ds + v * L;
+    const VF dentropy = hn::Load(d, up.dentropy + v * L);
+    const VF dmax = hn::Load(d, up.dmax_weight + v * L);
+    const VI max_key = hn::Load(di, up.max_key + v * L);
+    const bool entropy = !hn::AllTrue(d, hn::Eq(dentropy, hn::Zero(d)));
+    VF sums[2] = {hn::Zero(d), hn::Zero(d)};
+    sum_rows(p.count, p.index, sums, [&](int64_t u, VF* part) HWY_ATTR {
+      const VF w = hn::Load(d, weights + u * W), factor = hn::Load(d, factors + u * W);
+      VF x = hn::Load(d, g + u * W);
+      if (dcoverage) x = hn::Add(x, hn::Set(d, dcoverage[p.index[u]]));
+      const VI key = hn::Set(di, p.index[u]);
+      x = hn::Add(x, hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(key, max_key)), dmax));
+      if (entropy) {
+        // ∂(−p ln p)/∂p = −ln p − 1, and the 1 cancels in the mean.
+        const VF y = hn::Mul(dentropy, log_positive(d, w));
+        x = hn::Sub(x, hn::IfThenElseZero(hn::Gt(w, hn::Zero(d)), y));
+      }
+      x = hn::IfThenZeroElse(is_masked(w), x);
+      hn::Store(x, d, g + u * W);
+      part[0] = hn::Add(part[0], factor);
+      part[1] = hn::MulAdd(factor, x, part[1]);
+    });
+    const VF mean = hn::Div(sums[1], sums[0]);
+    VF rest[1] = {hn::Zero(d)};
+    sum_rows(p.count, p.index, rest, [&](int64_t u, VF* part) HWY_ATTR {
+      const VF w = hn::Load(d, weights + u * W), factor = hn::Load(d, factors + u * W);
+      const VF x = hn::IfThenZeroElse(is_masked(w), hn::Sub(hn::Load(d, g + u * W), mean));
+      hn::Store(x, d, g + u * W);
+      part[0] = hn::MulAdd(factor, x, part[0]);
+    });
+    const VF dstat = hn::Mul(hn::Set(d, stat), hn::Load(d, up.drow_stat + v * L));
+    const VF shift = hn::Div(hn::Sub(rest[0], dstat), sums[0]);
+    for (int64_t u = 0; u < p.count; ++u) {
+      const VF w = hn::Load(d, weights + u * W), factor = hn::Load(d, factors + u * W);
+      const VF x = hn::Mul(factor, hn::Sub(hn::Load(d, g + u * W), shift));
+      hn::Store(hn::IfThenElse(is_masked(w), hn::Set(d, -0.0f), x), d, g + u * W);
+    }
+  }
+}
+
+inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileGradients& g,
+                                  int64_t first, std::byte* memory) {
+  const int64_t W = strip_width(), L = lanes();
+  const int64_t D = s.D, Dv = s.Dv;
+  const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
+  const KeySpan span = span_of(s.mask);
+  const int64_t keys = span.end - span.begin;
+  Carver mem(memory);
+  float* q_panel = mem.take<float>(D * W);
+  float* dq = mem.take<float>(D * W);
+  float* dy_panel = mem.take<float>(Dv * W);
+  float* q_rows = mem.take<float>(W * q_stride);
+  float* dy_rows = mem.take<float>(W * dy_stride);
+  float* ds = mem.take<float>((most_weights(map, keys) + 1) * W);
+  float* f = mem.take<float>((most_weights(map, keys) + 1) * W);
+  SparseStrip p;
+  SolveScratch scratch;
+  take_solve_scratch(map, keys, mem, p, scratch);
+  float* rows = mem.take<float>(HWY_MIN(keys, kKeyBlock) * HWY_MAX(D, Dv));
+  const float* dy = g.dy + first * g.dy_stride;
+  pack_panel(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_panel);
+  pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_panel);
+  pack_rows(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_rows, q_stride);
+  pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_rows, dy_stride);
+  std::memset(dq, 0, sizeof(float) * static_cast<size_t>(D * W));
+
+  solve_rows(map, s, span, q_panel, scratch, p);
+  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
+    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
+    copy_rows(n, p.index + u, Dv, s.v, s.v_stride, rows);
+    score_strip(n, Dv, rows, Dv, dy_panel, ds + u * W);
+  }
+  SparseUpstream up;
+  take_upstream(g, first, s.mask.lanes, up);
+  sparse_factors(map, p.count, p.weights, f);
+  sparse_score_gradients(map, p, f, up, g.dcoverage, ds);
+
+  // The compact dS is final here, and the weights are what multiplies dY.
+  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
+    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
+    copy_rows(n, p.index + u, D, s.k, s.k_stride, rows);
+    gather_strip(s.careful, n, D, rows, D, ds + u * W, p.weights + u * W, dq);
+  }
+  StripSet weights{}, dscores{};
+  weights.count = dscores.count = 1;
+  weights.strip[0] = weights.weights[0] = dscores.weights[0] = p.weights;
+  dscores.strip[0] = ds;
+  scatter_strips(s.careful, weights, p.count, p.index, Dv, dy_rows, dy_stride, g.dv, g.dv_stride);
+  scatter_strips(s.careful, dscores, p.count, p.index, D, q_rows, q_stride, g.dk, g.dk_stride);
+  // A broken row's weights, and with them every gradient that passes through them, are NaN.
+  for_broken(s, span, p.broken, scratch.bits, [&](int64_t j, uint32_t) {
+    for (int64_t i = 0; i < Dv; ++i) g.dv[j * g.dv_stride + i] = kNaN;
+    for (int64_t i = 0; i < D; ++i) g.dk[j * g.dk_stride + i] = kNaN;
+  });
+  HWY_ALIGN float factor[kMaxLanes];
+  for (int lane = 0; lane < kMaxLanes; ++lane) factor[lane] = p.broken >> lane & 1u ? kNaN : 1.0f;
+  unpack_panel(s.mask.lanes, D, dq, factor, g.dq + first * g.dq_stride, g.dq_stride);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

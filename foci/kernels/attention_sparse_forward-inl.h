@@ -1,0 +1,199 @@
+// Strips under a map with exact zeros: forward and weights over the keys that have weight.
+#if defined(FOCI_KERNELS_ATTENTION_SPARSE_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_SPARSE_FORWARD_INL_H_
+#undef FOCI_KERNELS_ATTENTION_SPARSE_FORWARD_INL_H_
+#else
+#define FOCI_KERNELS_ATTENTION_SPARSE_FORWARD_INL_H_
+#endif
+
+#include <cmath>
+#include <cstring>
+
+#include "foci/kernels/attention_softmax_forward-inl.h"
+#include "foci/kernels/normalizers/entmax-inl.h"
+#include "foci/kernels/normalizers/sparsemax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// Buffers that solving a strip needs, from the front of the scratch.
+struct SolveScratch {
+  uint32_t* bits;  // of all keys of the span
+};
+
+inline int64_t most_weights(const RowMap&, int64_t keys) {
+  return keys;
+}
+
+inline void take_solve_scratch(const RowMap& map, int64_t keys, Carver& mem, SparseStrip& p,
+                               SolveScratch& scratch) {
+  const int64_t rows = most_weights(map, keys);
+  p.weights = mem.take<float>((rows + 1) * strip_width());
+  p.index = mem.take<int32_t>(rows + 1);
+  scratch.bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+}
+
+inline size_t solve_scratch_bytes(const RowMap& map, int64_t keys) {
+  const int64_t rows = most_weights(map, keys);
+  return Carver::bytes<float>((rows + 1) * strip_width()) + Carver::bytes<int32_t>(rows + 1) +
+         Carver::bytes<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+}
+
+// For forward and for weights.
+inline size_t sparse_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
+  const int64_t W = strip_width();
+  return Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
+         solve_scratch_bytes(map, keys) + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * Dv);
+}
+
+inline size_t sparse_backward_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
+  const int64_t W = strip_width(), L = lanes();
+  return 2 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
+         Carver::bytes<float>(W * round_up(D, L)) + Carver::bytes<float>(W * round_up(Dv, L)) +
+         2 * Carver::bytes<float>((most_weights(map, keys) + 1) * W) +
+         solve_scratch_bytes(map, keys) +
+         Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * HWY_MAX(D, Dv));
+}
+
+// From scores to the compact strip of weights. `panel` is the packed query panel.
+inline HWY_NOINLINE void solve_rows(const RowMap& map, const Strip& s, const KeySpan& span,
+                                    const float* panel, const SolveScratch& scratch,
+                                    SparseStrip& p) {
+  switch (map.kind) {
+    case RowNormalizer::sparsemax:
+      gather_candidates(s, span, panel, 1.0f, scratch.bits, p);
+      solve_sparsemax(p);
+      break;
+    case RowNormalizer::entmax:
+      gather_candidates(s, span, panel, static_cast<float>(map.alpha - 1), scratch.bits, p);
+      solve_entmax(map.alpha, p);
+      break;
+    case RowNormalizer::softmax:
+      break;
+  }
+  finish_rows(s, span, scratch.bits, p);
+}
+
+// Calls visit(j, lanes) for every key that some broken lane may see.
+template <class Visit>
+HWY_INLINE void for_broken(const Strip& s, const KeySpan& span, uint32_t broken, uint32_t* bits,
+                           const Visit& visit) {
+  if (broken == 0) return;
+  for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
+    const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
+    lane_bits(s.mask, lo, hi, bits);
+    for (int64_t j = lo; j < hi; ++j) {
+      if (bits[j - lo] & broken) visit(j, bits[j - lo] & broken);
+    }
+  }
+}
+
+// entropy = −Σ p ln p
+inline HWY_NOINLINE void sparse_entropy(const SparseStrip& p, float* entropy) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  for (int v = 0; v < kVectors; ++v) {
+    const float* weights = p.weights + v * L;
+    VF sum[1] = {hn::Zero(d)};
+    sum_rows(p.count, p.index, sum, [&](int64_t u, VF* part) HWY_ATTR {
+      const VF w = hn::Load(d, weights + u * W);
+      const VF h = hn::Mul(w, log_positive(d, w));
+      part[0] = hn::Sub(part[0], hn::IfThenElseZero(hn::Gt(w, hn::Zero(d)), h));
+    });
+    hn::Store(sum[0], d, entropy + v * L);
+  }
+}
+
+// coverage[key] += Σ_lanes weight
+inline HWY_NOINLINE void add_sparse_coverage(const SparseStrip& p, float* coverage) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  for (int64_t u = 0; u < p.count; ++u) {
+    const VF p0 = hn::Load(d, p.weights + u * W), p1 = hn::Load(d, p.weights + u * W + L);
+    coverage[p.index[u]] += hn::GetLane(hn::SumOfLanes(d, hn::Add(p0, p1)));
+  }
+}
+
+inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs& o,
+                           std::byte* memory) {
+  const int64_t W = strip_width();
+  const KeySpan span = span_of(s.mask);
+  const int64_t keys = span.end - span.begin;
+  Carver mem(memory);
+  float* panel = mem.take<float>(s.D * W);
+  float* acc = mem.take<float>(s.Dv * W);
+  SparseStrip p;
+  SolveScratch scratch;
+  take_solve_scratch(map, keys, mem, p, scratch);
+  float* values = mem.take<float>(HWY_MIN(keys, kKeyBlock) * s.Dv);
+  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
+
+  solve_rows(map, s, span, panel, scratch, p);
+  HWY_ALIGN float factor[kMaxLanes] = {};
+  HWY_ALIGN float entropy[kMaxLanes];
+  if (o.entropy) sparse_entropy(p, entropy);
+  for (int lane = 0; lane < s.mask.lanes; ++lane) {
+    const bool any = p.seen >> lane & 1u;
+    const bool broken = p.broken >> lane & 1u;
+    factor[lane] = broken ? kNaN : (any ? 1.0f : 0.0f);
+    if (o.row_stat) o.row_stat[lane] = broken ? kNaN : (any ? p.row_stat[lane] : kInf);
+    if (o.max_weight) o.max_weight[lane] = broken ? kNaN : (any ? p.max_weight[lane] : 0.0f);
+    if (o.max_key) o.max_key[lane] = any && !broken ? p.max_key[lane] : -1;
+    if (o.entropy) o.entropy[lane] = broken ? kNaN : (any ? entropy[lane] : 0.0f);
+    if (o.support) o.support[lane] = any && !broken ? p.support[lane] : 0.0f;
+  }
+  if (o.coverage != nullptr) add_sparse_coverage(p, o.coverage);
+  // Every key that a broken row may see has a weight, if NaN.
+  for_broken(s, span, p.broken, scratch.bits, [&](int64_t j, uint32_t lanes) {
+    if (o.coverage) o.coverage[j] = kNaN;
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      if (!(lanes >> lane & 1u)) continue;
+      if (o.support) o.support[lane] += 1;
+      if (o.max_key && o.max_key[lane] < 0) o.max_key[lane] = j;
+    }
+  });
+
+  // From here on the weights are what multiplies values.
+  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
+    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
+    copy_rows(n, p.index + u, s.Dv, s.v, s.v_stride, values);
+    gather_strip(s.careful, n, s.Dv, values, s.Dv, p.weights + u * W, p.weights + u * W, acc);
+  }
+  if (o.y) unpack_panel(s.mask.lanes, s.Dv, acc, factor, o.y, o.y_stride);
+}
+
+// weights[lane][j], j over the span; zero elsewhere was written by the caller.
+inline void sparse_strip_weights(const RowMap& map, const Strip& s, float* weights, int64_t stride,
+                                 std::byte* memory) {
+  const int64_t W = strip_width();
+  const KeySpan span = span_of(s.mask);
+  if (span.end == span.begin) return;
+  Carver mem(memory);
+  float* panel = mem.take<float>(s.D * W);
+  SparseStrip p;
+  SolveScratch scratch;
+  take_solve_scratch(map, span.end - span.begin, mem, p, scratch);
+  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  solve_rows(map, s, span, panel, scratch, p);
+  for (int lane = 0; lane < s.mask.lanes; ++lane) {
+    for (int64_t u = 0; u < p.count; ++u) {
+      const float w = p.weights[u * W + lane];
+      if (w > 0) weights[lane * stride + p.index[u]] = w;
+    }
+  }
+  for_broken(s, span, p.broken, scratch.bits, [&](int64_t j, uint32_t lanes) {
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      if (lanes >> lane & 1u) weights[lane * stride + j] = kNaN;
+    }
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
