@@ -88,6 +88,7 @@ void fill_ranges(Problem& problem) {
   mask.M = M;
   mask.begin.assign(B * N, 0);
   mask.end.assign(B * N, 0);
+  mask.scattered_batch.assign(B, 0);
   const bool segmented = has_mask<Segments>(spec);
   const bool positioned = find_bias<Alibi>(spec) || find_bias<Relative1D>(spec);
   if (positioned) {
@@ -137,10 +138,11 @@ void fill_ranges(Problem& problem) {
       }
       ++s.keys;
     }
+    bool scattered = false;
+    for (const auto& [id, s] : segments) scattered = scattered || (s.queries > 0 && !s.together);
+    mask.scattered_batch[b] = scattered;
     if (!mask.scattered) {
-      for (const auto& [id, s] : segments) {
-        mask.scattered = mask.scattered || (s.queries > 0 && !s.together);
-      }
+      mask.scattered = scattered;
       if (mask.scattered) {
         mask.q_segment.assign(B * N, 0);
         mask.k_segment.assign(B * M, 0);

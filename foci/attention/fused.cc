@@ -1,4 +1,4 @@
-// Fused forward, exact weights of chosen rows, and what fused serves.
+// Fused forward of float32 problems, exact weights of chosen rows, and what fused serves.
 #include "foci/attention/fused.h"
 
 #include <algorithm>
@@ -25,19 +25,13 @@ struct Unit {
 
 }  // namespace
 
-std::optional<std::string> fused_refuses(const AttentionSpec& spec, const AttentionShape& shape) {
-  const bool score =
-      std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score);
-  if (!score) return "fused serves the scores dot and cosine";
+std::optional<std::string> fused_refuses(const AttentionSpec& spec, const AttentionShape&) {
   if (std::holds_alternative<TopK>(spec.normalizer)) {
     return "fused serves the normalisers softmax, sparsemax and entmax";
   }
-  if (spec.softcap) return "fused does not serve softcap";
-  if (!spec.biases.empty()) return "fused does not serve biases";
-  if (spec.dropout && spec.dropout->p > 0) return "fused does not serve dropout";
-  if (shape.dtype != DType::f32) return "fused serves float32";
-  // Keys are numbered in 32 bits inside a sequence.
-  if (shape.M >= (int64_t{1} << 31)) return "fused serves fewer than 2^31 keys";
+  if (const auto* r = find_bias<Relative1D>(spec)) {
+    if (r->max_distance >= int64_t{1} << 30) return "fused serves max_distance below 2^30";
+  }
   return std::nullopt;
 }
 
@@ -66,11 +60,11 @@ size_t fused_workspace_bytes(const AttentionSpec& spec, const AttentionShape& s,
   return bytes + floats(s.B * s.Hk * chunks * s.M * (round(s.D) + round(s.Dv)));
 }
 
-void fused_forward(const Problem& p, AttentionOutputs& out) {
+void fused::forward_f32(const Problem& p, AttentionOutputs& out) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
   const kernels::RowMap map = fused::row_map_of(p.spec);
   const int64_t H = p.shape.H, N = p.shape.N, M = p.shape.M, D = p.shape.D, Dv = p.shape.Dv;
-  const Operands operands = fused::operands_of(p, nullptr);
+  const Operands operands = fused::operands_of(p);
   const std::vector<Sequence> sequences = fused::sequences_of(p);
   const bool coverage = out.coverage.defined();
 
@@ -152,12 +146,12 @@ void fused_forward(const Problem& p, AttentionOutputs& out) {
   }
 }
 
-void fused_weights(const Problem& p, const AttentionOutputs&, std::span<const int64_t> rows,
-                   std::span<const int64_t> heads, Tensor& weights) {
+void fused::weights_f32(const Problem& p, std::span<const int64_t> rows,
+                        std::span<const int64_t> heads, Tensor& weights) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
   const kernels::RowMap map = fused::row_map_of(p.spec);
   const int64_t M = p.shape.M;
-  const Operands operands = fused::operands_of(p, nullptr);
+  const Operands operands = fused::operands_of(p);
   const std::vector<Sequence> sequences = fused::sequences_of(p);
   weights.fill(0);
   const auto R = static_cast<int64_t>(rows.size()), G = static_cast<int64_t>(heads.size());

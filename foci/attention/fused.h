@@ -20,6 +20,7 @@ namespace foci {
 std::optional<std::string> fused_refuses(const AttentionSpec& spec, const AttentionShape& shape);
 size_t fused_workspace_bytes(const AttentionSpec& spec, const AttentionShape& shape,
                              SimdTarget target, bool backward);
+// Half-precision storage is widened on the way in and narrowed on the way out (fused_half.cc).
 void fused_forward(const Problem& problem, AttentionOutputs& out);
 void fused_backward(const Problem& problem, const AttentionOutputs& saved,
                     const AttentionUpstream& up, const AttentionWanted& wanted,
@@ -42,15 +43,67 @@ std::vector<Sequence> sequences_of(const Problem& problem);
 // sequence alone.
 int64_t queries_per_chunk(int64_t queries, int64_t tile);
 
-// Q, K, V as the kernels read them: for cosine, rows divided by their norm in buffers of our own.
+// Q, K, V and positions as the kernels read them: for cosine, rows divided by their norm in buffers
+// of our own.
 struct Operands {
   Tensor q, k, v;                         // [B,H,N,D], [B,Hk,M,D], [B,Hk,M,Dv] float32
   Tensor q_inverse_norm, k_inverse_norm;  // [B,H,N], [B,Hk,M], for cosine only
-  bool careful = false;                   // a NaN or infinity somewhere
+  // A number somewhere that is NaN or infinite, or so large that products may be: 0 · x is not 0.
+  bool careful = false;
+  bool bias_masks = false;                            // the bias tensor holds a −inf
+  std::vector<int32_t> query_position, key_position;  // [B,N], [B,M], for ALiBi and relative 1-D
+  std::vector<int32_t> query_cell, key_cell;          // [B,N], [M], for relative 2-D
 };
-Operands operands_of(const Problem& problem, const Tensor* dy);
+// `dy` may be undefined.
+Operands operands_of(const Problem& problem, const Tensor& dy = {});
 
 kernels::RowMap row_map_of(const AttentionSpec& spec);
+
+// float32 problems only.
+void forward_f32(const Problem& problem, AttentionOutputs& out);
+void backward_f32(const Problem& problem, const AttentionOutputs& saved,
+                  const AttentionUpstream& up, const AttentionWanted& wanted,
+                  AttentionGradients& grads);
+void weights_f32(const Problem& problem, std::span<const int64_t> rows,
+                 std::span<const int64_t> heads, Tensor& weights);
+
+// How a bias tensor's gradient is gathered from its broadcast shape.
+enum class BiasGradient : uint8_t {
+  none,
+  matrix,  // an entry of its own for every score
+  shared,  // a matrix that several heads or batch entries add to: a pass of its own
+  keys,    // queries are summed over
+  rows     // keys are summed over
+};
+BiasGradient bias_gradient_of(const Problem& problem, const AttentionWanted& wanted);
+
+// Everything that backward passes on for a tile of one head: up to kMaxStrips strips from query
+// `first` of the sequence. The pointers for Q, K, V and bias gradients are left to the caller.
+struct TileContext {
+  const Problem& problem;
+  const Operands& operands;
+  const AttentionOutputs& saved;
+  const AttentionUpstream& up;
+};
+class Tile {
+ public:
+  Tile();
+  // Strips and upstream gradients of queries [first, first + count), count ≤ kMaxStrips · width.
+  void load(const TileContext& context, const Sequence& sequence, int64_t head, int64_t first,
+            int64_t count);
+  void run(const kernels::AttentionKernels& kernels, const kernels::RowMap& map,
+           std::byte* scratch);
+  kernels::TileGradients gradients;
+
+ private:
+  std::vector<kernels::Strip> strips_;
+  std::vector<int64_t> max_key_;
+  int count_ = 0;
+};
+
+// Adds the gradient of a bias matrix that several (batch, head) share.
+void add_shared_bias_gradient(const TileContext& context, const std::vector<Sequence>& sequences,
+                              const Tensor& dbias);
 
 // The strip of queries [first, first + count) of a sequence, for query head h. Lives as long as
 // problem and operands.

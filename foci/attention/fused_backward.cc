@@ -18,6 +18,7 @@ struct Chunk {
   int32_t kv_head;
   int64_t begin, end;
   int64_t dk_at, dv_at;  // partial sums
+  int64_t keys_at;       // sums over queries
 };
 
 // dx of x̂ = x/‖x‖ from dx̂, in place: (dx̂ − x̂ (x̂·dx̂))/‖x‖.
@@ -40,149 +41,327 @@ void project_rows(const Tensor& unit, const Tensor& inverse, const Tensor& grad)
   });
 }
 
-}  // namespace
+// What backward adds up beside dQ, dK and dV, before it is reduced to the gradients' own shapes.
+struct Sums {
+  Tensor rows, scale, slope;    // [B,H,N], where wanted
+  std::vector<double> keys;     // per chunk and head of the group: [keys of the sequence]
+  std::vector<double> tables;   // likewise: [size of table1d + table2d], of one wave of chunks
+  std::vector<double> score_w;  // per chunk: [D]
+};
 
-void fused_backward(const Problem& p, const AttentionOutputs& saved, const AttentionUpstream& up,
-                    const AttentionWanted& wanted, AttentionGradients& grads) {
-  const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
-  const kernels::RowMap map = fused::row_map_of(p.spec);
-  const int64_t B = p.shape.B, H = p.shape.H, Hk = p.shape.Hk, N = p.shape.N, M = p.shape.M;
-  const int64_t D = p.shape.D, Dv = p.shape.Dv;
-  const int64_t group = H / Hk;
-  const Tensor dy = up.dy.defined() ? up.dy : Tensor::zeros({B, H, N, Dv});
-  const Operands operands = fused::operands_of(p, &dy);
-  const std::vector<Sequence> sequences = fused::sequences_of(p);
-  const auto round = [&](int64_t n) {
-    return (n + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
-  };
-  const int64_t dk_stride = round(D), dv_stride = round(Dv);
-  const int64_t tile = kernels::kMaxStrips * kernels.width;
+double sum_of(const float* x, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  return sum;
+}
 
-  std::vector<Chunk> chunks;
-  int64_t partial_size = 0, most_keys = 0;
-  for (size_t q = 0; q < sequences.size(); ++q) {
-    const Sequence& s = sequences[q];
-    most_keys = std::max(most_keys, s.keys);
-    const int64_t step = fused::queries_per_chunk(s.queries, tile);
-    for (int64_t hk = 0; hk < Hk; ++hk) {
-      for (int64_t at = 0; at < s.queries; at += step) {
-        chunks.push_back({static_cast<int32_t>(q), static_cast<int32_t>(hk), at,
-                          std::min(at + step, s.queries), partial_size,
-                          partial_size + s.keys * dk_stride});
-        partial_size += s.keys * (dk_stride + dv_stride);
-      }
+// Chunks whose tables are held at once: their partial sums must not grow with the batch.
+constexpr int64_t kTableWave = 32;
+
+class Backward {
+ public:
+  Backward(const Problem& problem, const AttentionOutputs& saved, const AttentionUpstream& up,
+           const AttentionWanted& wanted, AttentionGradients& grads)
+      : p_(problem),
+        saved_(saved),
+        up_(up),
+        grads_(grads),
+        kernels_(kernels::attention_kernels(problem.target)),
+        map_(fused::row_map_of(problem.spec)),
+        B_(problem.shape.B),
+        H_(problem.shape.H),
+        Hk_(problem.shape.Hk),
+        N_(problem.shape.N),
+        M_(problem.shape.M),
+        D_(problem.shape.D),
+        Dv_(problem.shape.Dv),
+        group_(H_ / Hk_),
+        operands_(fused::operands_of(problem, up.dy)),
+        sequences_(fused::sequences_of(problem)),
+        bias_(fused::bias_gradient_of(problem, wanted)),
+        wants_score_w_(wanted.score_w && grads.dscore_w.defined()),
+        products_(wanted.qkv || wants_score_w_),
+        dk_stride_(round(D_)),
+        dv_stride_(round(Dv_)) {
+    const Dims rows{B_, H_, N_};
+    if (wanted.scale && grads.dscale.defined()) sums_.scale = Tensor::zeros(rows);
+    if (wanted.slopes && grads.dslopes.defined()) sums_.slope = Tensor::zeros(rows);
+    if (bias_ == fused::BiasGradient::rows) sums_.rows = Tensor::zeros(rows);
+    table1d_ = wanted.tables && grads.dtable1d.defined() ? p_.in.table1d.dim(1) : 0;
+    table2d_ =
+        wanted.tables && grads.dtable2d.defined() ? p_.in.table2d.dim(1) * p_.in.table2d.dim(2) : 0;
+    // A NaN row has NaN weights at masked keys too, which must be stepped over.
+    operands_.careful = operands_.careful || any_nan(saved.row_stat);
+    cut();
+  }
+
+  void run() {
+    const kernels::Scratch partial(partial_size_);
+    partial_ = partial.get();
+    dq_ =
+        grads_.dq.defined() ? grads_.dq : (products_ ? Tensor::empty({B_, H_, N_, D_}) : Tensor());
+    const fused::TileContext context{p_, operands_, saved_, up_};
+    const auto count = static_cast<int64_t>(chunks_.size());
+    const bool tables = table1d_ + table2d_ > 0;
+    const int64_t wave = tables ? kTableWave : std::max<int64_t>(count, 1);
+    for (int64_t at = 0; at < count; at += wave) {
+      const int64_t end = std::min(at + wave, count);
+      if (tables) sums_.tables.assign((end - at) * group_ * (table1d_ + table2d_), 0.0);
+      parallel_for(end - at, [&](int64_t task) { chunk(context, at + task, task); });
+      if (tables) add_tables(at, end);
+    }
+    if (grads_.dk.defined()) add_keys();
+    if (operands_.q_inverse_norm.defined() && grads_.dq.defined()) {
+      project_rows(operands_.q, operands_.q_inverse_norm, grads_.dq);
+      project_rows(operands_.k, operands_.k_inverse_norm, grads_.dk);
+    }
+    reduce();
+    if (bias_ == fused::BiasGradient::shared) {
+      fused::add_shared_bias_gradient(context, sequences_, grads_.dbias);
     }
   }
-  const kernels::Scratch partial(partial_size);
-  const Tensor dq = wanted.qkv ? grads.dq : Tensor::empty({B, H, N, D});
-  const size_t scratch_bytes = kernels.backward_scratch(map, most_keys, D, Dv);
 
-  parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t task) {
-    const Chunk& c = chunks[task];
-    const Sequence& s = sequences[c.sequence];
-    const kernels::Scratch scratch(static_cast<int64_t>(scratch_bytes / sizeof(float)));
-    float* sums = partial.get();
-    std::fill_n(sums + c.dk_at, s.keys * (dk_stride + dv_stride), 0.0f);
-    std::vector<kernels::Strip> strips(kernels::kMaxStrips);
-    std::vector<int64_t> max_key(tile);
-    for (int64_t h = c.kv_head * group; h < (c.kv_head + 1) * group; ++h) {
-      for (int64_t first = c.begin; first < c.end; first += tile) {
-        const int64_t count = std::min(tile, c.end - first);
-        int n = 0;
-        for (int64_t at = 0; at < count; at += kernels.width, ++n) {
-          fused::make_strip(p, operands, s, h, first + at,
-                            std::min<int64_t>(kernels.width, count - at), strips[n]);
+ private:
+  int64_t round(int64_t n) const {
+    return (n + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
+  }
+
+  static bool any_nan(const Tensor& t) {
+    const Tensor flat = t.contiguous();
+    const float* x = flat.data<float>();
+    return std::any_of(x, x + flat.numel(), [](float v) { return std::isnan(v); });
+  }
+
+  void cut() {
+    const int64_t tile = kernels::kMaxStrips * kernels_.width;
+    for (size_t q = 0; q < sequences_.size(); ++q) {
+      const Sequence& s = sequences_[q];
+      most_keys_ = std::max(most_keys_, s.keys);
+      const int64_t step = fused::queries_per_chunk(s.queries, tile);
+      for (int64_t hk = 0; hk < Hk_; ++hk) {
+        for (int64_t at = 0; at < s.queries; at += step) {
+          Chunk c{static_cast<int32_t>(q),
+                  static_cast<int32_t>(hk),
+                  at,
+                  std::min(at + step, s.queries),
+                  0,
+                  0,
+                  0};
+          if (products_) {
+            c.dk_at = partial_size_;
+            c.dv_at = partial_size_ + s.keys * dk_stride_;
+            partial_size_ += s.keys * (dk_stride_ + dv_stride_);
+          }
+          if (bias_ == fused::BiasGradient::keys) {
+            c.keys_at = static_cast<int64_t>(sums_.keys.size());
+            sums_.keys.resize(sums_.keys.size() + group_ * s.keys, 0.0);
+          }
+          chunks_.push_back(c);
         }
+      }
+    }
+    if (wants_score_w_) sums_.score_w.assign(chunks_.size() * D_, 0.0);
+  }
+
+  // `place` is the chunk's place in its wave.
+  void chunk(const fused::TileContext& context, int64_t index, int64_t place) {
+    const Chunk& c = chunks_[index];
+    const Sequence& s = sequences_[c.sequence];
+    const int64_t tile_size = kernels::kMaxStrips * kernels_.width;
+    const kernels::Scratch scratch(
+        static_cast<int64_t>(kernels_.backward_scratch(map_, most_keys_, D_, Dv_) / sizeof(float)));
+    if (products_) std::fill_n(partial_ + c.dk_at, s.keys * (dk_stride_ + dv_stride_), 0.0f);
+    fused::Tile tile;
+    for (int64_t h = c.kv_head * group_; h < (c.kv_head + 1) * group_; ++h) {
+      const int64_t in_group = h - c.kv_head * group_;
+      for (int64_t first = c.begin; first < c.end; first += tile_size) {
+        tile.load(context, s, h, first, std::min(tile_size, c.end - first));
+        kernels::TileGradients& g = tile.gradients;
         const int64_t i0 = s.query_begin + first;
-        const int64_t row = (s.batch * H + h) * N + i0;
+        const int64_t row = (s.batch * H_ + h) * N_ + i0;
         const auto at = [&](const Tensor& t) {
           return t.defined() ? t.data<float>() + row : nullptr;
         };
-        kernels::TileGradients g;
-        g.dy = dy.data<float>() + s.batch * dy.stride(0) + h * dy.stride(1) + i0 * dy.stride(2);
-        g.dy_stride = dy.stride(2);
-        g.row_stat = at(saved.row_stat);
-        g.drow_stat = at(up.drow_stat);
-        g.dentropy = at(up.dentropy);
-        g.entropy = at(saved.entropy);
-        g.dmax_weight = at(up.dmax_weight);
-        g.max_weight = at(saved.max_weight);
-        g.y = saved.y.data<float>() + s.batch * saved.y.stride(0) + h * saved.y.stride(1) +
-              i0 * saved.y.stride(2);
-        g.y_stride = saved.y.stride(2);
-        if (g.dmax_weight != nullptr) {
-          for (int64_t i = 0; i < count; ++i) {
-            max_key[i] = saved.max_key.data<int64_t>()[row + i];
-            if (max_key[i] >= 0) max_key[i] -= s.key_begin;
+        if (products_) {
+          g.dq = dq_.data<float>() + row * D_;
+          g.dq_stride = D_;
+          g.dk = partial_ + c.dk_at;
+          g.dk_stride = dk_stride_;
+          g.dv = partial_ + c.dv_at;
+          g.dv_stride = dv_stride_;
+        }
+        if (bias_ == fused::BiasGradient::matrix) {
+          const Tensor view = grads_.dbias.broadcast_to({B_, H_, N_, M_});
+          const Dims& stride = view.strides();
+          g.dbias = view.data<float>() + s.batch * stride[0] + h * stride[1] + i0 * stride[2] +
+                    s.key_begin * stride[3];
+          g.dbias_query_stride = stride[2];
+          g.dbias_key_stride = stride[3];
+        }
+        if (bias_ == fused::BiasGradient::keys) {
+          g.key_sums = sums_.keys.data() + c.keys_at + in_group * s.keys;
+        }
+        g.row_sums = at(sums_.rows);
+        g.row_scale = at(sums_.scale);
+        g.row_slope = at(sums_.slope);
+        if (table1d_ + table2d_ > 0) {
+          double* tables =
+              sums_.tables.data() + (place * group_ + in_group) * (table1d_ + table2d_);
+          if (table1d_ > 0) g.dtable1d = tables;
+          if (table2d_ > 0) g.dtable2d = tables + table1d_;
+        }
+        if (wants_score_w_) g.dscore_w = sums_.score_w.data() + index * D_;
+        tile.run(kernels_, map_, reinterpret_cast<std::byte*>(scratch.get()));
+      }
+    }
+  }
+
+  // Chunks of one (batch, kv head) in order; chunks lie in order of (sequence, kv head, begin).
+  void add_keys() {
+    grads_.dk.fill(0);
+    grads_.dv.fill(0);
+    parallel_for(B_ * Hk_, [&](int64_t task) {
+      const int64_t b = task / Hk_, hk = task % Hk_;
+      for (const Chunk& c : chunks_) {
+        const Sequence& s = sequences_[c.sequence];
+        if (s.batch != b || c.kv_head != hk) continue;
+        float* dk = grads_.dk.data<float>() + (task * M_ + s.key_begin) * D_;
+        float* dv = grads_.dv.data<float>() + (task * M_ + s.key_begin) * Dv_;
+        for (int64_t j = 0; j < s.keys; ++j) {
+          for (int64_t d = 0; d < D_; ++d) dk[j * D_ + d] += partial_[c.dk_at + j * dk_stride_ + d];
+          for (int64_t d = 0; d < Dv_; ++d) {
+            dv[j * Dv_ + d] += partial_[c.dv_at + j * dv_stride_ + d];
           }
         }
-        g.max_key = max_key.data();
-        if (up.dcoverage.defined()) {
-          g.dcoverage = up.dcoverage.data<float>() + (s.batch * H + h) * M + s.key_begin;
-        }
-        g.dq = dq.data<float>() + row * D;
-        g.dq_stride = D;
-        g.dk = sums + c.dk_at;
-        g.dk_stride = dk_stride;
-        g.dv = sums + c.dv_at;
-        g.dv_stride = dv_stride;
-        kernels.backward(map, strips.data(), n, g, reinterpret_cast<std::byte*>(scratch.get()));
       }
-    }
-  });
+    });
+  }
 
-  if (wanted.scale && grads.dscale.defined()) {
-    // dS·(q·k) summed over keys is (dq without the scale)·q; rows in order, in double.
-    std::vector<double> per_head(H, 0.0);
-    for (int64_t b = 0; b < B; ++b) {
-      for (int64_t h = 0; h < H; ++h) {
-        for (int64_t i = 0; i < N; ++i) {
-          if (p.mask.begin[b * N + i] >= p.mask.end[b * N + i]) continue;
-          const float* g = dq.data<float>() + ((b * H + h) * N + i) * D;
-          const float* q = operands.q.data<float>() + b * operands.q.stride(0) +
-                           h * operands.q.stride(1) + i * operands.q.stride(2);
-          for (int64_t d = 0; d < D; ++d) per_head[h] += g[d] == 0 ? 0 : double{g[d]} * q[d];
-        }
-      }
-    }
-    float* to = grads.dscale.data<float>();
-    std::fill_n(to, grads.dscale.numel(), 0.0f);
-    if (grads.dscale.numel() == H) {
-      for (int64_t h = 0; h < H; ++h) to[h] = static_cast<float>(per_head[h]);
-    } else {
-      double sum = 0;
-      for (double x : per_head) sum += x;
-      to[0] = static_cast<float>(sum);
+  void add_tables(int64_t begin, int64_t end) {
+    if (table_sums_.empty()) table_sums_.assign(H_ * (table1d_ + table2d_), 0.0);
+    const int64_t size = table1d_ + table2d_;
+    for (int64_t k = begin; k < end; ++k) {
+      const double* from = sums_.tables.data() + (k - begin) * group_ * size;
+      double* to = table_sums_.data() + chunks_[k].kv_head * group_ * size;
+      for (int64_t n = 0; n < group_ * size; ++n) to[n] += from[n];
     }
   }
-  if (!wanted.qkv) return;
 
-  parallel_for(B * H, [&](int64_t task) {
-    const float scale = p.scale[task % H];
-    float* x = grads.dq.data<float>() + task * N * D;
-    for (int64_t i = 0; i < N * D; ++i) x[i] *= scale;
-  });
-  // Chunks of one (batch, kv head) in order; chunks lie in order of (sequence, kv head, begin).
-  grads.dk.fill(0);
-  grads.dv.fill(0);
-  parallel_for(B * Hk, [&](int64_t task) {
-    const int64_t b = task / Hk, hk = task % Hk;
-    for (const Chunk& c : chunks) {
-      const Sequence& s = sequences[c.sequence];
-      if (s.batch != b || c.kv_head != hk) continue;
-      const float* sums = partial.get();
-      float* dk = grads.dk.data<float>() + (task * M + s.key_begin) * D;
-      float* dv = grads.dv.data<float>() + (task * M + s.key_begin) * Dv;
-      for (int64_t j = 0; j < s.keys; ++j) {
-        for (int64_t d = 0; d < D; ++d) dk[j * D + d] += sums[c.dk_at + j * dk_stride + d];
-        for (int64_t d = 0; d < Dv; ++d) dv[j * Dv + d] += sums[c.dv_at + j * dv_stride + d];
+  // Rows of one head in order, in double.
+  std::vector<double> by_head(const Tensor& rows) const {
+    std::vector<double> sums(H_, 0.0);
+    for (int64_t b = 0; b < B_; ++b) {
+      for (int64_t h = 0; h < H_; ++h) {
+        sums[h] += sum_of(rows.data<float>() + (b * H_ + h) * N_, N_);
       }
     }
-  });
-  if (operands.q_inverse_norm.defined()) {
-    project_rows(operands.q, operands.q_inverse_norm, grads.dq);
-    project_rows(operands.k, operands.k_inverse_norm, grads.dk);
+    return sums;
   }
+
+  void reduce() {
+    if (sums_.scale.defined()) {
+      const std::vector<double> per_head = by_head(sums_.scale);
+      if (grads_.dscale.numel() == H_ &&
+          std::holds_alternative<std::vector<double>>(p_.spec.scale)) {
+        for (int64_t h = 0; h < H_; ++h)
+          grads_.dscale.at<float>(h) = static_cast<float>(per_head[h]);
+      } else {
+        double sum = 0;
+        for (double x : per_head) sum += x;
+        grads_.dscale.at<float>(0) = static_cast<float>(sum);
+      }
+    }
+    if (sums_.slope.defined()) {
+      const std::vector<double> per_head = by_head(sums_.slope);
+      for (int64_t h = 0; h < H_; ++h)
+        grads_.dslopes.at<float>(h) = static_cast<float>(per_head[h]);
+    }
+    for (int64_t h = 0; h < H_ && !table_sums_.empty(); ++h) {
+      const double* from = table_sums_.data() + h * (table1d_ + table2d_);
+      const auto store = [&](const Tensor& to, int64_t size) {
+        float* row = to.data<float>() + h * size;
+        for (int64_t n = 0; n < size; ++n) row[n] = static_cast<float>(from[n]);
+        from += size;
+      };
+      if (table1d_ > 0) store(grads_.dtable1d, table1d_);
+      if (table2d_ > 0) store(grads_.dtable2d, table2d_);
+    }
+    if (wants_score_w_) {
+      for (int64_t d = 0; d < D_; ++d) {
+        double sum = 0;
+        for (size_t c = 0; c < chunks_.size(); ++c) sum += sums_.score_w[c * D_ + d];
+        grads_.dscore_w.at<float>(d) = static_cast<float>(sum);
+      }
+    }
+    if (bias_ == fused::BiasGradient::keys) reduce_key_sums();
+    if (bias_ == fused::BiasGradient::rows) reduce_row_sums();
+  }
+
+  // Adds up in double what falls into one element of the bias, in the order of f's calls.
+  template <class F>
+  void reduce_bias(F&& each) {
+    const Tensor wide = Tensor::zeros(grads_.dbias.shape(), DType::f64);
+    const Tensor view = wide.broadcast_to({B_, H_, N_, M_});
+    const Dims& s = view.strides();
+    each([&](int64_t b, int64_t h, int64_t i, int64_t j) -> double& {
+      return view.data<double>()[b * s[0] + h * s[1] + i * s[2] + j * s[3]];
+    });
+    grads_.dbias.copy_from(wide);
+  }
+
+  void reduce_key_sums() {
+    reduce_bias([&](auto&& element) {
+      for (const Chunk& c : chunks_) {
+        const Sequence& s = sequences_[c.sequence];
+        for (int64_t g = 0; g < group_; ++g) {
+          const double* from = sums_.keys.data() + c.keys_at + g * s.keys;
+          for (int64_t j = 0; j < s.keys; ++j) {
+            element(s.batch, c.kv_head * group_ + g, 0, s.key_begin + j) += from[j];
+          }
+        }
+      }
+    });
+  }
+
+  void reduce_row_sums() {
+    reduce_bias([&](auto&& element) {
+      const float* from = sums_.rows.data<float>();
+      for (int64_t b = 0; b < B_; ++b) {
+        for (int64_t h = 0; h < H_; ++h) {
+          for (int64_t i = 0; i < N_; ++i) element(b, h, i, 0) += *from++;
+        }
+      }
+    });
+  }
+
+  const Problem& p_;
+  const AttentionOutputs& saved_;
+  const AttentionUpstream& up_;
+  AttentionGradients& grads_;
+  const kernels::AttentionKernels& kernels_;
+  const kernels::RowMap map_;
+  const int64_t B_, H_, Hk_, N_, M_, D_, Dv_, group_;
+  Operands operands_;
+  const std::vector<Sequence> sequences_;
+  const fused::BiasGradient bias_;
+  const bool wants_score_w_;
+  const bool products_;  // dQ, dK and dV are computed
+  const int64_t dk_stride_, dv_stride_;
+  int64_t table1d_ = 0, table2d_ = 0;  // elements a head, where wanted
+  std::vector<Chunk> chunks_;
+  int64_t partial_size_ = 0, most_keys_ = 0;
+  float* partial_ = nullptr;
+  Tensor dq_;
+  Sums sums_;
+  std::vector<double> table_sums_;  // [H, table1d + table2d]
+};
+
+}  // namespace
+
+void fused::backward_f32(const Problem& p, const AttentionOutputs& saved,
+                         const AttentionUpstream& up, const AttentionWanted& wanted,
+                         AttentionGradients& grads) {
+  Backward(p, saved, up, wanted, grads).run();
 }
 
 }  // namespace foci

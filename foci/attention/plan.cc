@@ -78,8 +78,9 @@ void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
   check_product("rows [B, H, N]", {s.B, s.H, s.N});
   check_product("keys [B, H, M]", {s.B, s.H, s.M});
   check_product("scores [N, M]", {s.N, s.M});
-  require(s.N < (int64_t{1} << 48) && s.M < (int64_t{1} << 48),
-          "shape: {} queries and {} keys arrived, each must be below 2^48", s.N, s.M);
+  // Positions and distances are kept in 32 bits.
+  require(s.N < (int64_t{1} << 30) && s.M < (int64_t{1} << 30),
+          "shape: {} queries and {} keys arrived, each must be below 2^30", s.N, s.M);
   // Kernels compute in float32, where these numbers must not become 0 or infinite.
   const auto require_float = [](const std::string& what, double x) {
     require(std::abs(x) <= std::numeric_limits<float>::max(),

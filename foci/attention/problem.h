@@ -21,6 +21,7 @@ struct KeyMask {
   // Filled only where some segment's keys do not lie together: key j of batch b is seen by query i
   // iff k_segment[b,j] == q_segment[b,i] and local_begin[b,i] ≤ k_local[b,j] < local_end[b,i].
   bool scattered = false;
+  std::vector<uint8_t> scattered_batch;         // [B] whether that batch entry has such a segment
   std::vector<int32_t> q_segment, k_segment;    // [B,N], [B,M]
   std::vector<int64_t> k_local;                 // [B,M]
   std::vector<int64_t> local_begin, local_end;  // [B,N]

@@ -1,6 +1,8 @@
 // The table of fused attention kernels, compiled once a SIMD target.
 #include "foci/kernels/attention.h"
 
+#include <cmath>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "foci/kernels/attention.cc"
 #include "foci/core/highway_targets.h"
@@ -45,19 +47,16 @@ void strip_weights(const RowMap& map, const Strip& s, float* weights, int64_t st
   softmax_strip_weights(s, weights, stride, scratch);
 }
 
-bool any_non_finite(const float* x, int64_t n) {
+bool any_beyond(const float* x, int64_t n) {
   const DF d;
-  const DI di;
   const int64_t L = lanes();
-  // x − x is 0 for finite numbers alone.
-  VF bad = hn::Zero(d);
+  const VF limit = hn::Set(d, kProductLimit);
+  // A comparison with NaN is false.
+  hn::Mask<DF> fine = hn::Eq(limit, limit);
   int64_t i = 0;
-  for (; i + L <= n; i += L) {
-    const VF v = hn::LoadU(d, x + i);
-    bad = hn::Or(bad, hn::Sub(v, v));
-  }
-  bool result = !hn::AllTrue(di, hn::Eq(hn::BitCast(di, bad), hn::Zero(di)));
-  for (; i < n; ++i) result = result || !(x[i] - x[i] == 0);
+  for (; i + L <= n; i += L) fine = hn::And(fine, hn::Le(hn::Abs(hn::LoadU(d, x + i)), limit));
+  bool result = !hn::AllTrue(d, fine);
+  for (; i < n; ++i) result = result || !(std::abs(x[i]) <= kProductLimit);
   return result;
 }
 
@@ -70,7 +69,7 @@ const AttentionKernels* attention_table() {
                                       forward_strip,
                                       backward_strips,
                                       strip_weights,
-                                      any_non_finite};
+                                      any_beyond};
   return &table;
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "foci/core/dtype.h"
 #include "foci/core/simd_target.h"
 
 namespace foci::kernels {
@@ -22,6 +23,27 @@ inline constexpr int64_t kKeyBlock = 512;
 // Backward holds two strips (weights and score gradients) for each of up to kMaxStrips.
 inline constexpr int64_t kBackwardBlock = 128;
 inline constexpr int kMaxStrips = 3;
+
+// Sums of products of two such numbers, a scale of up to 1e6 and any depth below 10⁴ stay finite.
+inline constexpr float kProductLimit = 1e14f;
+
+// A bias matrix as the caller stores it, at (first query of the strip, first key of the sequence);
+// strides in elements, 0 where it is broadcast.
+struct StripBias {
+  const void* data = nullptr;  // null: none
+  DType dtype = DType::f32;    // f32, f16 or bf16
+  int64_t query_stride = 0;
+  int64_t key_stride = 0;
+};
+
+// Dropout by core/rng.h's dropout_bits. Queries and keys count inside the batch entry.
+struct StripDropout {
+  uint32_t threshold = 0;  // drops where the bits lie below; 0: none
+  uint64_t seed = 0;
+  int64_t batch = 0, head = 0;
+  int64_t query = 0;  // of the first lane
+  int64_t key = 0;    // of the sequence's first key
+};
 
 // Which keys a strip's lanes may see. Keys count from the sequence's first key.
 struct LaneMask {
@@ -38,12 +60,18 @@ struct LaneMask {
   const int32_t* query_segment = nullptr;  // [lanes]
   const int64_t* local_begin = nullptr;    // [lanes]
   const int64_t* local_end = nullptr;      // [lanes]
+  StripBias bias;                          // one that has −inf somewhere, which masks
+  StripDropout drop_key;                   // dropped keys are masked
 
-  bool only_ranges() const { return keep == nullptr && key_segment == nullptr; }
+  bool only_ranges() const {
+    return keep == nullptr && key_segment == nullptr && bias.data == nullptr &&
+           drop_key.threshold == 0;
+  }
 };
 
-// bits[j] gets, for key `begin + j`, one bit a lane that may see it. Unused lanes get 0.
-void lane_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits) noexcept;
+// bits[j] gets, for key `begin + j`, one bit a lane that may see it, but for drop_key. Unused lanes
+// get 0.
+void mask_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits) noexcept;
 
 enum class RowNormalizer : uint8_t { softmax, sparsemax, entmax };
 
@@ -55,19 +83,46 @@ struct RowMap {
   bool sparse() const { return kind != RowNormalizer::softmax; }
 };
 
+enum class ScoreKind : uint8_t {
+  dot,      // q·k; cosine is dot of unit rows
+  l2,       // −γ‖q−k‖², summed from the differences, so that nothing cancels
+  additive  // w·tanh(q+k)
+};
+
+// Biases that are functions of positions. Null pointers are absent.
+struct StripPositions {
+  const int32_t* query = nullptr;  // [lanes] positions, for ALiBi and relative 1-D
+  const int32_t* key = nullptr;    // [keys of the sequence]
+  bool alibi = false;
+  float slope = 0;                 // −slope·|distance|
+  const float* table1d = nullptr;  // [2·max_distance + 1]
+  int32_t max_distance = 0;
+  const float* table2d = nullptr;
+  const int32_t* query_cell = nullptr;  // [lanes]: entry = key_cell − query_cell + centre
+  const int32_t* key_cell = nullptr;    // [keys of the sequence]
+  int32_t centre = 0;
+};
+
 // One strip's queries and its sequence's keys and values. Rows have unit inner stride.
 struct Strip {
   LaneMask mask;
   int64_t D = 0, Dv = 0;
   const float* q = nullptr;  // [lanes, D]
   int64_t q_stride = 0;
+  ScoreKind score = ScoreKind::dot;
   float scale = 1;
+  float gamma = 1;                 // l2
+  const float* score_w = nullptr;  // [D], additive
+  float softcap = 0;               // 0: none
+  StripBias bias;
+  StripPositions positions;
+  StripDropout dropout;      // of weights
   const float* k = nullptr;  // key 0 of the sequence
   int64_t k_stride = 0;
   const float* v = nullptr;
   int64_t v_stride = 0;
-  // Something in Q, K, V (or dY) is NaN or infinite, so that 0 · x is not 0: masked entries must be
-  // stepped over instead of multiplied by zero.
+  // Something in Q, K, V (or dY) or the biases is NaN or infinite, or products may be, so that 0 ·
+  // x is not 0: masked entries must be stepped over instead of multiplied by zero.
   bool careful = false;
 };
 
@@ -85,7 +140,7 @@ struct StripOutputs {
 
 // What backward reads and adds to for a tile of up to kMaxStrips strips of one head.
 struct TileGradients {
-  const float* dy = nullptr;  // [lanes, Dv] of the first strip's first lane
+  const float* dy = nullptr;  // [lanes, Dv] of the first strip's first lane; null: zero
   int64_t dy_stride = 0;
   const float* row_stat = nullptr;  // per query, from forward
   const float* y = nullptr;         // [lanes, Dv], from forward
@@ -97,12 +152,25 @@ struct TileGradients {
   const float* max_weight = nullptr;
   const int64_t* max_key = nullptr;  // counts from the sequence's first key
   const float* dcoverage = nullptr;  // [keys of the sequence], null: zero
-  float* dq = nullptr;               // [lanes, D], overwritten, without the scale
+  float* dq = nullptr;               // [lanes, D], overwritten; null with dk and dv: not wanted
   int64_t dq_stride = 0;
   float* dk = nullptr;  // [keys, dk_stride] partial sums, added to; rows padded to whole vectors
   int64_t dk_stride = 0;
   float* dv = nullptr;
   int64_t dv_stride = 0;
+  // The rest is not wanted where it is null. Gradient of the bias matrix, added to, at (first query
+  // of the tile, first key of the sequence).
+  float* dbias = nullptr;
+  int64_t dbias_query_stride = 0;
+  int64_t dbias_key_stride = 0;
+  double* key_sums =
+      nullptr;  // [keys of the sequence] Σ_queries of the scores' gradients, added to
+  float* row_sums = nullptr;   // per query: Σ_keys of the scores' gradients
+  float* row_scale = nullptr;  // per query: its part of the scale's gradient
+  float* row_slope = nullptr;  // per query: its part of the slope's gradient
+  double* dtable1d = nullptr;  // added to
+  double* dtable2d = nullptr;  // added to
+  double* dscore_w = nullptr;  // [D], added to
 };
 
 struct AttentionKernels {
@@ -118,8 +186,8 @@ struct AttentionKernels {
                    std::byte* scratch);
   // weights [lanes, keys] of a strip, row stride `stride`; 0 where masked.
   void (*weights)(const RowMap&, const Strip&, float* weights, int64_t stride, std::byte* scratch);
-  // Whether any of n floats is NaN or infinite.
-  bool (*any_non_finite)(const float* x, int64_t n);
+  // Whether any of n floats is NaN, infinite or beyond kProductLimit.
+  bool (*any_beyond)(const float* x, int64_t n);
 };
 
 const AttentionKernels& attention_kernels(SimdTarget target);

@@ -1,11 +1,41 @@
 // Lane masks as bits: which lanes of a strip may see which key.
 #include <algorithm>
+#include <limits>
 
 #include "foci/kernels/attention.h"
 
 namespace foci::kernels {
 
-void lane_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits) noexcept {
+namespace {
+
+// Clears `bit` in row[j] where element j of a bias row is −inf.
+template <class T>
+void mask_negative_infinity(const T* bias, int64_t stride, T negative_infinity, int64_t count,
+                            uint32_t bit, uint32_t* row) {
+  for (int64_t j = 0; j < count; ++j) {
+    row[j] &= bias[j * stride] == negative_infinity ? ~bit : ~0u;
+  }
+}
+
+void mask_by_bias(const StripBias& bias, int lane, int64_t from, int64_t count, uint32_t* row) {
+  const uint32_t bit = 1u << lane;
+  const int64_t at = lane * bias.query_stride + from * bias.key_stride;
+  switch (bias.dtype) {
+    case DType::f16:  // by their bits
+      return mask_negative_infinity(static_cast<const uint16_t*>(bias.data) + at, bias.key_stride,
+                                    uint16_t{0xFC00}, count, bit, row);
+    case DType::bf16:
+      return mask_negative_infinity(static_cast<const uint16_t*>(bias.data) + at, bias.key_stride,
+                                    uint16_t{0xFF80}, count, bit, row);
+    default:
+      return mask_negative_infinity(static_cast<const float*>(bias.data) + at, bias.key_stride,
+                                    -std::numeric_limits<float>::infinity(), count, bit, row);
+  }
+}
+
+}  // namespace
+
+void mask_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits) noexcept {
   std::fill_n(bits, end - begin, 0u);
   for (int lane = 0; lane < mask.lanes; ++lane) {
     const uint32_t bit = 1u << lane;
@@ -26,6 +56,7 @@ void lane_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits)
         row[j] |= seen ? bit : 0u;
       }
     }
+    if (mask.bias.data != nullptr) mask_by_bias(mask.bias, lane, from, count, row);
     if (mask.keep == nullptr) continue;
     const uint8_t* keep = mask.keep + lane * mask.keep_query_stride + from * mask.keep_key_stride;
     if (mask.keep_key_stride == 1) {

@@ -11,8 +11,10 @@
 #define FOCI_KERNELS_ATTENTION_SOFTMAX_BACKWARD_INL_H_
 #endif
 
+#include "foci/kernels/attention_score_gradient-inl.h"
 #include "foci/kernels/attention_softmax_forward-inl.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -23,13 +25,16 @@ namespace HWY_NAMESPACE {
 
 inline size_t backward_scratch(int64_t D, int64_t Dv) {
   const int64_t W = strip_width(), L = lanes();
-  constexpr int64_t kStrips = kMaxStrips;
-  return size_t{kMaxStrips} * (2 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W)) +
-         Carver::bytes<float>(Dv * W) + Carver::bytes<float>(kStrips * W * round_up(D, L)) +
-         Carver::bytes<float>(kStrips * W * round_up(Dv, L)) +
-         // Weights, their gradients, and the scores that an entropy gradient needs.
-         size_t{2 * kMaxStrips + 1} * Carver::bytes<float>(kBackwardBlock * W) +
-         Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(kKeyBlock);
+  // Per strip: queries, their gradients and dY as panels; weights, their gradients, and what
+  // dropout leaves of them.
+  return size_t{kMaxStrips} * (2 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
+                               3 * Carver::bytes<float>(kBackwardBlock * W)) +
+         Carver::bytes<float>(kMaxStrips * W * round_up(D, L)) +
+         Carver::bytes<float>(kMaxStrips * W * round_up(Dv, L)) +
+         Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(kKeyBlock) +
+         // Y; scaled V; products and uncapped scores; unscaled queries and the gradient of score_w.
+         Carver::bytes<float>(Dv * W) + Carver::bytes<float>(kBackwardBlock * Dv) +
+         2 * Carver::bytes<float>(kBackwardBlock * W) + 2 * Carver::bytes<float>(D * W);
 }
 
 // One strip's panels and row constants.
@@ -37,9 +42,11 @@ struct BackwardStrip {
   KeySpan span;
   float* q_panel;  // scaled
   float* dy_panel;
-  float* dq;                         // [D][W] accumulators
-  float* weights;                    // [block][W]
-  float* dscores;                    // [block][W]
+  float* dq;       // [D][W] accumulators
+  float* weights;  // [block][W]
+  float* dscores;  // [block][W]
+  float* kept;     // [block][W] weights after dropout, or `weights` itself
+  RowSums sums;
   HWY_ALIGN float delta[kMaxLanes];  // dY·Y
   HWY_ALIGN float m[kMaxLanes];      // p = e^(s − m) · inverse
   HWY_ALIGN float inverse[kMaxLanes];
@@ -178,6 +185,9 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
   const int64_t D = s0.D, Dv = s0.Dv;
   const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
   Carver mem(scratch);
+  const bool dropout = s0.dropout.threshold > 0;
+  const bool detour = wants_score_gradients(s0, g);
+  const bool pairs = s0.score != ScoreKind::dot;
   BackwardStrip b[kMaxStrips];
   for (int t = 0; t < count; ++t) {
     b[t].q_panel = mem.take<float>(D * W);
@@ -185,24 +195,40 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     b[t].dy_panel = mem.take<float>(Dv * W);
     b[t].weights = mem.take<float>(kBackwardBlock * W);
     b[t].dscores = mem.take<float>(kBackwardBlock * W);
+    b[t].kept = dropout ? mem.take<float>(kBackwardBlock * W) : b[t].weights;
   }
   float* q_rows = mem.take<float>(count * W * q_stride);
   float* dy_rows = mem.take<float>(count * W * dy_stride);
   float* scores = mem.take<float>(HWY_MAX(kKeyBlock, kBackwardBlock) * W);
   uint32_t* bits = mem.take<uint32_t>(HWY_MAX(kKeyBlock, kBackwardBlock));
   float* y_panel = mem.take<float>(Dv * W);
+  float* product = detour && g.row_scale ? mem.take<float>(kBackwardBlock * W) : nullptr;
+  float* uncapped = s0.softcap > 0 ? mem.take<float>(kBackwardBlock * W) : nullptr;
+  float* unscaled = mem.take<float>(D * W);
+  float* scaled_v = dropout ? mem.take<float>(kBackwardBlock * Dv) : nullptr;
+  float* dw = nullptr;
+  if (g.dscore_w != nullptr) {
+    dw = mem.take<float>(D * W);
+    std::memset(dw, 0, sizeof(float) * static_cast<size_t>(D * W));
+  }
 
   int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
   for (int t = 0; t < count; ++t) {
     const Strip& s = strips[t];
-    const float* dy = g.dy + t * W * g.dy_stride;
     b[t].span = span_of(s.mask);
-    pack_panel(s.mask.lanes, D, s.q, s.q_stride, s.scale, b[t].q_panel);
-    pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, b[t].dy_panel);
-    pack_rows(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_rows + t * W * q_stride, q_stride);
-    pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_rows + t * W * dy_stride, dy_stride);
+    pack_queries(s, b[t].q_panel);
+    pack_rows(s.mask.lanes, D, s.q, s.q_stride, panel_scale(s), q_rows + t * W * q_stride,
+              q_stride);
     std::memset(b[t].dq, 0, sizeof(float) * static_cast<size_t>(D * W));
-    row_delta(s, g, t * W, b[t].dy_panel, y_panel, b[t].delta);
+    if (g.dy != nullptr) {
+      const float* dy = g.dy + t * W * g.dy_stride;
+      pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, b[t].dy_panel);
+      row_delta(s, g, t * W, b[t].dy_panel, y_panel, b[t].delta);
+      pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, kept_scale(s.dropout),
+                dy_rows + t * W * dy_stride, dy_stride);
+    } else {
+      std::fill(b[t].delta, b[t].delta + W, 0.0f);
+    }
     softmax_row_constants(s, g, t * W, bits, scores, b[t]);
     if (b[t].span.begin < b[t].span.end) {
       begin = HWY_MIN(begin, b[t].span.begin);
@@ -213,24 +239,46 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     const int64_t stop = HWY_MIN(at + kBackwardBlock, end);
     StripSet weights{}, dscores{};
     weights.count = dscores.count = count;
+    const float* v = s0.v + at * s0.v_stride;
+    int64_t v_stride = s0.v_stride;
+    if (dropout && g.dy != nullptr) {
+      // Scaled as Y was, so that dP and δ meet the same roundings.
+      const float kept = kept_scale(s0.dropout);
+      for (int64_t j = 0; j < stop - at; ++j) {
+        for (int64_t i = 0; i < Dv; ++i) scaled_v[j * Dv + i] = v[j * v_stride + i] * kept;
+      }
+      v = scaled_v;
+      v_stride = Dv;
+    }
     for (int t = 0; t < count; ++t) {
       const Strip& s = strips[t];
-      weights.strip[t] = weights.weights[t] = dscores.weights[t] = b[t].weights;
+      weights.strip[t] = weights.weights[t] = b[t].kept;
       dscores.strip[t] = b[t].dscores;
+      dscores.weights[t] = b[t].weights;
       const int64_t lo = HWY_MIN(stop, HWY_MAX(at, b[t].span.begin));
       const int64_t hi = HWY_MAX(lo, HWY_MIN(stop, b[t].span.end));
       // Keys that only the tile's other strips see: −0, which is zero and "masked" in one.
-      for (int64_t j = 0; j < (lo - at) * W; ++j) b[t].weights[j] = b[t].dscores[j] = -0.0f;
-      for (int64_t j = (hi - at) * W; j < (stop - at) * W; ++j) {
-        b[t].weights[j] = b[t].dscores[j] = -0.0f;
+      for (float* strip : {b[t].weights, b[t].dscores, b[t].kept}) {
+        std::fill(strip, strip + (lo - at) * W, -0.0f);
+        std::fill(strip + (hi - at) * W, strip + (stop - at) * W, -0.0f);
       }
       if (lo >= hi) continue;
+      const KeyRun keys{lo, nullptr, hi - lo};
       float* p = b[t].weights + (lo - at) * W;
       float* ds = b[t].dscores + (lo - at) * W;
-      score_keys(s, b[t].span, lo, hi, b[t].q_panel, bits, p);
+      score_keys(s, b[t].span, lo, hi, b[t].q_panel, bits, p, product, uncapped);
       if (g.dentropy) std::memcpy(scores, p, sizeof(float) * static_cast<size_t>((hi - lo) * W));
       softmax_weights(hi - lo, b[t].m, b[t].inverse, p);
-      score_strip(hi - lo, Dv, s.v + lo * s.v_stride, s.v_stride, b[t].dy_panel, ds);
+      if (g.dy != nullptr) {
+        score_strip(hi - lo, Dv, v + (lo - at) * v_stride, v_stride, b[t].dy_panel, ds);
+      } else {
+        std::fill(ds, ds + (hi - lo) * W, 0.0f);
+      }
+      uint32_t kept[kBackwardBlock];
+      if (dropout) {
+        dropout_lanes(s.dropout, lo, nullptr, hi - lo, kept);
+        mask_strip(hi - lo, kept, 0.0f, ds);
+      }
       if (g.dmax_weight) {
         for (int lane = 0; lane < s.mask.lanes; ++lane) {
           const int64_t j = b[t].max_key[lane];
@@ -247,18 +295,44 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
         mask_strip(hi - lo, bits, -0.0f, p);
         mask_strip(hi - lo, bits, -0.0f, ds);
       }
-      gather_strip(s.careful, hi - lo, D, s.k + lo * s.k_stride, s.k_stride, ds, p, b[t].dq);
+      if (dropout) {
+        float* left = b[t].kept + (lo - at) * W;
+        std::memcpy(left, p, sizeof(float) * static_cast<size_t>((hi - lo) * W));
+        mask_strip(hi - lo, kept, -0.0f, left);
+      }
+      if (detour) {
+        if (product != nullptr && !pairs && s.scale == 0) {
+          pack_panel(s.mask.lanes, D, s.q, s.q_stride, 1.0f, unscaled);
+          score_strip(hi - lo, D, s.k + lo * s.k_stride, s.k_stride, unscaled, product);
+        }
+        score_gradients_to_products(s, g, t * W, keys, product, uncapped, b[t].sums, ds);
+      }
+      if (g.dq == nullptr) continue;
+      const float* rows = s.k + lo * s.k_stride;
+      if (pairs) {
+        pair_gradients(s, keys, rows, s.k_stride, b[t].q_panel, ds, p, b[t].dq, g.dk, g.dk_stride,
+                       dw);
+      } else {
+        gather_strip(s.careful, hi - lo, D, rows, s.k_stride, ds, p, b[t].dq);
+      }
     }
-    scatter_strips(s0.careful, weights, stop - at, nullptr, Dv, dy_rows, dy_stride,
-                   g.dv + at * g.dv_stride, g.dv_stride);
+    if (g.dq == nullptr) continue;
+    if (g.dy != nullptr) {
+      scatter_strips(s0.careful, weights, stop - at, nullptr, Dv, dy_rows, dy_stride,
+                     g.dv + at * g.dv_stride, g.dv_stride);
+    }
+    if (pairs) continue;
     scatter_strips(s0.careful, dscores, stop - at, nullptr, D, q_rows, q_stride,
                    g.dk + at * g.dk_stride, g.dk_stride);
   }
-  HWY_ALIGN float one[kMaxLanes];
-  for (float& x : one) x = 1;
   for (int t = 0; t < count; ++t) {
-    unpack_panel(strips[t].mask.lanes, D, b[t].dq, one, g.dq + t * W * g.dq_stride, g.dq_stride);
+    if (detour) store_row_sums(strips[t], g, t * W, b[t].sums);
+    if (g.dq == nullptr) continue;
+    HWY_ALIGN float factor[kMaxLanes];
+    for (float& x : factor) x = panel_scale(strips[t]);
+    unpack_panel(strips[t].mask.lanes, D, b[t].dq, factor, g.dq + t * W * g.dq_stride, g.dq_stride);
   }
+  if (dw != nullptr) add_score_w(D, dw, g.dscore_w);
 }
 
 }  // namespace HWY_NAMESPACE

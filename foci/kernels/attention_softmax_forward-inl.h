@@ -26,7 +26,8 @@ inline size_t forward_scratch(int64_t keys, int64_t D, int64_t Dv, bool whole_ro
   return Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
          Carver::bytes<float>((rows + 1) * W) +
          Carver::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock) + 1) + Carver::bytes<float>(blocks * W) +
-         Carver::bytes<int32_t>(rows + 1) + Carver::bytes<float>(HWY_MIN(rows, kKeyBlock) * Dv);
+         Carver::bytes<int32_t>(rows + 1) + Carver::bytes<float>(HWY_MIN(rows, kKeyBlock) * Dv) +
+         Carver::bytes<float>(HWY_MIN(rows, kKeyBlock) * W);
 }
 
 // Best score and its first key for each lane, over the masked scores of keys from `first`.
@@ -88,7 +89,8 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
   float* strip = mem.take<float>((rows + 1) * W);
   uint32_t* bits = mem.take<uint32_t>(HWY_MAX(rows, kKeyBlock) + 1);
   float* block_max = mem.take<float>((rows / kKeyBlock + 2) * W);
-  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  float* dropped = mem.take<float>(HWY_MIN(rows, kKeyBlock) * W);
+  pack_queries(s, panel);
   std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
 
   SoftmaxRows r;
@@ -114,7 +116,12 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
     }
     if (s.careful) mask_strip(hi - lo, part_bits, -0.0f, part);
     rescale(s.Dv, r.correction, acc);
-    gather_strip(s.careful, hi - lo, s.Dv, s.v + lo * s.v_stride, s.v_stride, part, part, acc);
+    const float* kept = part;
+    if (s.dropout.threshold > 0) {
+      drop_weights(s.dropout, lo, nullptr, hi - lo, part, dropped);
+      kept = dropped;
+    }
+    gather_strip(s.careful, hi - lo, s.Dv, s.v + lo * s.v_stride, s.v_stride, kept, kept, acc);
     if (whole) std::memcpy(block_max + block * W, r.m, sizeof(float) * static_cast<size_t>(W));
   }
 
@@ -122,7 +129,8 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
   HWY_ALIGN float inverse[kMaxLanes] = {};
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
     const bool any = seen >> lane & 1u;
-    const float l = r.l[lane];
+    // A row whose best score is −inf has no weights that mean anything, like one with a NaN.
+    const float l = r.m[lane] == -kInf ? kNaN : r.l[lane];
     inverse[lane] = any ? 1.0f / l : 0.0f;
     if (o.row_stat) o.row_stat[lane] = any ? r.m[lane] + std::log(l) : -kInf;
     if (o.entropy) o.entropy[lane] = any ? std::log(l) - r.t[lane] / l : 0.0f;
@@ -130,7 +138,17 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
     if (o.max_key) o.max_key[lane] = any ? key[lane] : -1;
   }
   if (o.support) count_seen(s, span, bits, o.support);
-  if (o.y) unpack_panel(s.mask.lanes, s.Dv, acc, inverse, o.y, o.y_stride);
+  if (o.y) {
+    HWY_ALIGN float factor[kMaxLanes];
+    const float kept = kept_scale(s.dropout);
+    bool any_nan = false;
+    for (int lane = 0; lane < s.mask.lanes; ++lane) any_nan |= std::isnan(inverse[lane]);
+    const uint32_t reached = any_nan ? lanes_with_kept_keys(s, span, bits) : ~0u;
+    for (int lane = 0; lane < kMaxLanes; ++lane) {
+      factor[lane] = reached >> lane & 1u ? inverse[lane] * kept : 0.0f;
+    }
+    unpack_panel(s.mask.lanes, s.Dv, acc, factor, o.y, o.y_stride);
+  }
   if (whole) {
     block = 0;
     for (int64_t at = first_block; at < span.end; at += kKeyBlock, ++block) {
@@ -160,7 +178,7 @@ inline void softmax_strip_weights(const Strip& s, float* weights, int64_t stride
   mem.take<float>(s.Dv * W);
   float* strip = mem.take<float>((keys + 1) * W);
   uint32_t* bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
-  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  pack_queries(s, panel);
   score_keys(s, span, span.begin, span.end, panel, bits, strip);
   SoftmaxRows r;
   softmax_begin(r);

@@ -6,9 +6,11 @@
 #define FOCI_KERNELS_ATTENTION_SPARSE_BACKWARD_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "foci/kernels/attention_score_gradient-inl.h"
 #include "foci/kernels/attention_sparse_forward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -110,13 +112,45 @@ inline HWY_NOINLINE void sparse_score_gradients(const RowMap& map, const SparseS
   }
 }
 
+// Rows that are NaN have no weights to go by: everything that passes through them is NaN. The
+// buffers hold kKeyBlock keys, or all if there are fewer.
+inline HWY_NOINLINE void break_gradients(const Strip& s, const TileGradients& g, int64_t first,
+                                         const KeySpan& span, uint32_t broken, uint32_t* bits,
+                                         float* product, float* uncapped, float* ds,
+                                         RowSums& sums) {
+  const int64_t W = strip_width();
+  for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
+    const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
+    lane_bits(s.mask, lo, hi, bits);
+    uint32_t kept[kKeyBlock];
+    std::fill(kept, kept + (hi - lo), ~0u);
+    if (s.dropout.threshold > 0) dropout_lanes(s.dropout, lo, nullptr, hi - lo, kept);
+    for (int64_t j = lo; j < hi; ++j) {
+      const uint32_t seen = bits[j - lo] & broken;
+      for (int64_t lane = 0; lane < W; ++lane) {
+        ds[(j - lo) * W + lane] = seen >> lane & 1u ? kNaN : -0.0f;
+      }
+      if (seen == 0 || g.dq == nullptr) continue;
+      if (g.dy != nullptr && (seen & kept[j - lo]) != 0) {
+        for (int64_t i = 0; i < s.Dv; ++i) g.dv[j * g.dv_stride + i] = kNaN;
+      }
+      for (int64_t i = 0; i < s.D; ++i) g.dk[j * g.dk_stride + i] = kNaN;
+    }
+    if (!wants_score_gradients(s, g)) continue;
+    score_gradients_to_products(s, g, first, {lo, nullptr, hi - lo}, product, uncapped, sums, ds);
+  }
+  if (g.dscore_w != nullptr) std::fill(g.dscore_w, g.dscore_w + s.D, double{kNaN});
+}
+
 inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileGradients& g,
                                   int64_t first, std::byte* memory) {
   const int64_t W = strip_width(), L = lanes();
   const int64_t D = s.D, Dv = s.Dv;
   const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
   const KeySpan span = span_of(s.mask);
-  const int64_t keys = span.end - span.begin;
+  const int64_t keys = span.end - span.begin, block = HWY_MIN(keys, kKeyBlock);
+  const bool dropout = s.dropout.threshold > 0;
+  const bool detour = wants_score_gradients(s, g);
   Carver mem(memory);
   float* q_panel = mem.take<float>(D * W);
   float* dq = mem.take<float>(D * W);
@@ -128,45 +162,87 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   SparseStrip p;
   SolveScratch scratch;
   take_solve_scratch(map, keys, mem, p, scratch);
-  float* rows = mem.take<float>(HWY_MIN(keys, kKeyBlock) * HWY_MAX(D, Dv));
-  const float* dy = g.dy + first * g.dy_stride;
-  pack_panel(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_panel);
-  pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_panel);
-  pack_rows(s.mask.lanes, D, s.q, s.q_stride, s.scale, q_rows, q_stride);
-  pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, dy_rows, dy_stride);
+  float* rows = mem.take<float>(block * HWY_MAX(D, Dv));
+  float* dropped = mem.take<float>(block * W);
+  float* product = mem.take<float>(block * W);
+  float* uncapped = mem.take<float>(block * W);
+  float* broken_ds = mem.take<float>(block * W);
+  float* unscaled = mem.take<float>(D * W);
+  float* dw = g.dscore_w != nullptr ? mem.take<float>(D * W) : nullptr;
+  if (dw != nullptr) std::memset(dw, 0, sizeof(float) * static_cast<size_t>(D * W));
+  pack_queries(s, q_panel);
+  pack_rows(s.mask.lanes, D, s.q, s.q_stride, panel_scale(s), q_rows, q_stride);
+  if (g.dy != nullptr) {
+    const float* dy = g.dy + first * g.dy_stride;
+    const float kept = kept_scale(s.dropout);
+    pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, kept, dy_panel);
+    pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, kept, dy_rows, dy_stride);
+  }
   std::memset(dq, 0, sizeof(float) * static_cast<size_t>(D * W));
 
   solve_rows(map, s, span, q_panel, scratch, p);
-  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
+  if (g.dy == nullptr) std::fill(ds, ds + p.count * W, 0.0f);
+  for (int64_t u = 0; u < p.count && g.dy != nullptr; u += kKeyBlock) {
     const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
     copy_rows(n, p.index + u, Dv, s.v, s.v_stride, rows);
     score_strip(n, Dv, rows, Dv, dy_panel, ds + u * W);
+    if (!dropout) continue;
+    uint32_t kept[kKeyBlock];
+    dropout_lanes(s.dropout, 0, p.index + u, n, kept);
+    mask_strip(n, kept, 0.0f, ds + u * W);
   }
   SparseUpstream up;
   take_upstream(g, first, s.mask.lanes, up);
   sparse_factors(map, p.count, p.weights, f);
   sparse_score_gradients(map, p, f, up, g.dcoverage, ds);
 
-  // The compact dS is final here, and the weights are what multiplies dY.
+  RowSums sums;
   for (int64_t u = 0; u < p.count; u += kKeyBlock) {
-    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
-    copy_rows(n, p.index + u, D, s.k, s.k_stride, rows);
-    gather_strip(s.careful, n, D, rows, D, ds + u * W, p.weights + u * W, dq);
+    const KeyRun run{0, p.index + u, HWY_MIN(p.count - u, kKeyBlock)};
+    float* part = ds + u * W;
+    copy_rows(run.count, run.index, D, s.k, s.k_stride, rows);
+    if (detour) {
+      if (s.softcap > 0 || g.row_scale != nullptr) {
+        product_strip(s, run.count, rows, D, q_panel, dropped);
+        cap_scores(s, run.count, dropped, product, uncapped);
+        if (g.row_scale != nullptr && s.score == ScoreKind::dot && s.scale == 0) {
+          pack_panel(s.mask.lanes, D, s.q, s.q_stride, 1.0f, unscaled);
+          score_strip(run.count, D, rows, D, unscaled, product);
+        }
+      }
+      score_gradients_to_products(s, g, first, run, product, uncapped, sums, part);
+    }
+    if (g.dq == nullptr) continue;
+    const float* weights = p.weights + u * W;
+    if (s.score == ScoreKind::dot) {
+      gather_strip(s.careful, run.count, D, rows, D, part, weights, dq);
+      const StripSet dscores{{part}, {weights}, 1};
+      scatter_strips(s.careful, dscores, run.count, run.index, D, q_rows, q_stride, g.dk,
+                     g.dk_stride);
+    } else {
+      pair_gradients(s, run, rows, D, q_panel, part, weights, dq, g.dk, g.dk_stride, dw);
+    }
+    if (g.dy == nullptr) continue;
+    if (dropout) {
+      drop_weights(s.dropout, 0, run.index, run.count, weights, dropped);
+      weights = dropped;
+    }
+    const StripSet left{{weights}, {weights}, 1};
+    scatter_strips(s.careful, left, run.count, run.index, Dv, dy_rows, dy_stride, g.dv,
+                   g.dv_stride);
   }
-  StripSet weights{}, dscores{};
-  weights.count = dscores.count = 1;
-  weights.strip[0] = weights.weights[0] = dscores.weights[0] = p.weights;
-  dscores.strip[0] = ds;
-  scatter_strips(s.careful, weights, p.count, p.index, Dv, dy_rows, dy_stride, g.dv, g.dv_stride);
-  scatter_strips(s.careful, dscores, p.count, p.index, D, q_rows, q_stride, g.dk, g.dk_stride);
-  // A broken row's weights, and with them every gradient that passes through them, are NaN.
-  for_broken(s, span, p.broken, scratch.bits, [&](int64_t j, uint32_t) {
-    for (int64_t i = 0; i < Dv; ++i) g.dv[j * g.dv_stride + i] = kNaN;
-    for (int64_t i = 0; i < D; ++i) g.dk[j * g.dk_stride + i] = kNaN;
-  });
-  HWY_ALIGN float factor[kMaxLanes];
-  for (int lane = 0; lane < kMaxLanes; ++lane) factor[lane] = p.broken >> lane & 1u ? kNaN : 1.0f;
-  unpack_panel(s.mask.lanes, D, dq, factor, g.dq + first * g.dq_stride, g.dq_stride);
+  if (p.broken != 0) {
+    break_gradients(s, g, first, span, p.broken, scratch.bits, product, uncapped, broken_ds, sums);
+  }
+  if (detour) store_row_sums(s, g, first, sums);
+  if (g.dq != nullptr) {
+    HWY_ALIGN float factor[kMaxLanes];
+    for (int lane = 0; lane < kMaxLanes; ++lane) {
+      factor[lane] = p.broken >> lane & 1u ? kNaN : panel_scale(s);
+    }
+    unpack_panel(s.mask.lanes, D, dq, factor, g.dq + first * g.dq_stride, g.dq_stride);
+  }
+  if (dw != nullptr) add_score_w(D, dw, g.dscore_w);
 }
 
 }  // namespace HWY_NAMESPACE

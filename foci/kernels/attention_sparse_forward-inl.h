@@ -44,16 +44,21 @@ inline size_t solve_scratch_bytes(const RowMap& map, int64_t keys) {
 inline size_t sparse_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
   const int64_t W = strip_width();
   return Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
-         solve_scratch_bytes(map, keys) + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * Dv);
+         solve_scratch_bytes(map, keys) + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * Dv) +
+         Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * W);
 }
 
 inline size_t sparse_backward_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
   const int64_t W = strip_width(), L = lanes();
-  return 2 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
+  const int64_t block = HWY_MIN(keys, kKeyBlock);
+  // Queries, unscaled too, the gradients of queries and of score_w; dY.
+  return 4 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
          Carver::bytes<float>(W * round_up(D, L)) + Carver::bytes<float>(W * round_up(Dv, L)) +
          2 * Carver::bytes<float>((most_weights(map, keys) + 1) * W) +
          solve_scratch_bytes(map, keys) +
-         Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * HWY_MAX(D, Dv));
+         // Rows of K or V; what dropout leaves of weights, products, scores before the softcap, and
+         // gradients of rows that are NaN.
+         Carver::bytes<float>(block * HWY_MAX(D, Dv)) + 4 * Carver::bytes<float>(block * W);
 }
 
 // From scores to the compact strip of weights. `panel` is the packed query panel.
@@ -129,7 +134,8 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   SolveScratch scratch;
   take_solve_scratch(map, keys, mem, p, scratch);
   float* values = mem.take<float>(HWY_MIN(keys, kKeyBlock) * s.Dv);
-  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  float* dropped = mem.take<float>(HWY_MIN(keys, kKeyBlock) * W);
+  pack_queries(s, panel);
   std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
 
   solve_rows(map, s, span, panel, scratch, p);
@@ -161,9 +167,20 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   for (int64_t u = 0; u < p.count; u += kKeyBlock) {
     const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
     copy_rows(n, p.index + u, s.Dv, s.v, s.v_stride, values);
-    gather_strip(s.careful, n, s.Dv, values, s.Dv, p.weights + u * W, p.weights + u * W, acc);
+    const float* weights = p.weights + u * W;
+    if (s.dropout.threshold > 0) {
+      drop_weights(s.dropout, 0, p.index + u, n, weights, dropped);
+      weights = dropped;
+    }
+    gather_strip(s.careful, n, s.Dv, values, s.Dv, weights, weights, acc);
   }
-  if (o.y) unpack_panel(s.mask.lanes, s.Dv, acc, factor, o.y, o.y_stride);
+  if (o.y == nullptr) return;
+  const uint32_t reached = p.broken != 0 ? lanes_with_kept_keys(s, span, scratch.bits) : ~0u;
+  const float kept = kept_scale(s.dropout);
+  for (int lane = 0; lane < kMaxLanes; ++lane) {
+    factor[lane] = reached >> lane & 1u ? factor[lane] * kept : 0.0f;
+  }
+  unpack_panel(s.mask.lanes, s.Dv, acc, factor, o.y, o.y_stride);
 }
 
 // weights[lane][j], j over the span; zero elsewhere was written by the caller.
@@ -177,7 +194,7 @@ inline void sparse_strip_weights(const RowMap& map, const Strip& s, float* weigh
   SparseStrip p;
   SolveScratch scratch;
   take_solve_scratch(map, span.end - span.begin, mem, p, scratch);
-  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, s.scale, panel);
+  pack_queries(s, panel);
   solve_rows(map, s, span, panel, scratch, p);
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
     for (int64_t u = 0; u < p.count; ++u) {

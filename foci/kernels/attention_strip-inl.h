@@ -9,11 +9,25 @@
 #include "foci/kernels/attention.h"
 
 #include <cstring>
-#include "foci/kernels/strips-inl.h"
+#include "foci/kernels/attention_score-inl.h"
+#include "foci/kernels/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
+
+// bits[j] gets one bit a lane that may see key begin + j.
+inline HWY_NOINLINE void lane_bits(const LaneMask& mask, int64_t begin, int64_t end,
+                                   uint32_t* bits) {
+  mask_bits(mask, begin, end, bits);
+  if (mask.drop_key.threshold == 0) return;
+  uint32_t kept[64];
+  for (int64_t at = begin; at < end; at += 64) {
+    const int64_t n = HWY_MIN(int64_t{64}, end - at);
+    dropout_lanes(mask.drop_key, at, nullptr, n, kept);
+    for (int64_t j = 0; j < n; ++j) bits[at - begin + j] &= kept[j];
+  }
+}
 
 // Masks keys [lo, hi) of a scored strip: only the rows that some lane may not see are touched.
 // `bits` holds hi − lo words and afterwards the lanes' bits, for the rows outside the full span
@@ -38,11 +52,39 @@ inline HWY_NOINLINE void mask_keys(const Strip& s, const KeySpan& span, int64_t 
   }
 }
 
-// strip = scores of keys [lo, hi), −inf where a lane may not see the key.
+// strip = finished scores of keys [lo, hi), −inf where a lane may not see the key. `product` and
+// `uncapped` as in cap_scores.
 HWY_INLINE void score_keys(const Strip& s, const KeySpan& span, int64_t lo, int64_t hi,
-                           const float* panel, uint32_t* bits, float* strip) {
-  score_strip(hi - lo, s.D, s.k + lo * s.k_stride, s.k_stride, panel, strip);
+                           const float* panel, uint32_t* bits, float* strip,
+                           float* product = nullptr, float* uncapped = nullptr) {
+  finished_scores(s, lo, hi - lo, panel, strip, product, uncapped);
   mask_keys(s, span, lo, hi, -kInf, bits, strip);
+}
+
+// What dropout leaves of `count` keys' weights (of neighbours from `begin`, or of those in
+// `index`): dropped ones become −0, so that not even a NaN passes through them. from and to may be
+// one.
+inline HWY_NOINLINE void drop_weights(const StripDropout& dropout, int64_t begin,
+                                      const int32_t* index, int64_t count, const float* from,
+                                      float* to) {
+  const int64_t W = strip_width();
+  if (from != to) std::memcpy(to, from, sizeof(float) * static_cast<size_t>(count * W));
+  uint32_t kept[64];
+  for (int64_t at = 0; at < count; at += 64) {
+    const int64_t n = HWY_MIN(int64_t{64}, count - at);
+    dropout_lanes(dropout, begin + at, index != nullptr ? index + at : nullptr, n, kept);
+    mask_strip(n, kept, -0.0f, to + at * W);
+  }
+}
+
+// What kept weights are multiplied by.
+HWY_INLINE float kept_scale(const StripDropout& dropout) {
+  return static_cast<float>(1 / (1 - dropout.threshold / 65536.0));
+}
+
+// The query panel that product_strip reads.
+HWY_INLINE void pack_queries(const Strip& s, float* panel) {
+  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, panel_scale(s), panel);
 }
 
 // Which lanes see any key at all. Decided by the masks, never by the scores.
@@ -60,6 +102,21 @@ inline HWY_NOINLINE uint32_t lanes_that_see(const Strip& s, const KeySpan& span,
     for (int64_t j = 0; j < hi - lo; ++j) seen |= bits[j];
   }
   return seen;
+}
+
+// Which lanes have a key that they see and dropout keeps: a row of NaN weights is 0 without one.
+inline HWY_NOINLINE uint32_t lanes_with_kept_keys(const Strip& s, const KeySpan& span,
+                                                  uint32_t* bits) {
+  if (s.dropout.threshold == 0) return ~0u;
+  uint32_t any = 0;
+  uint32_t kept[64];
+  for (int64_t lo = span.begin; lo < span.end; lo += 64) {
+    const int64_t n = HWY_MIN(int64_t{64}, span.end - lo);
+    lane_bits(s.mask, lo, lo + n, bits);
+    dropout_lanes(s.dropout, lo, nullptr, n, kept);
+    for (int64_t j = 0; j < n; ++j) any |= bits[j] & kept[j];
+  }
+  return any;
 }
 
 // Keys that each lane may see.

@@ -8,14 +8,7 @@ namespace {
 
 void narrow_to_fused(SweepCase& c) {
   AttentionSpec& s = c.spec;
-  s.softcap.reset();
-  s.dropout.reset();
-  s.biases.clear();
-  if (std::holds_alternative<L2>(s.score)) s.score = Cosine{};
-  if (std::holds_alternative<Additive>(s.score)) s.score = Dot{};
   if (std::holds_alternative<TopK>(s.normalizer)) s.normalizer = Softmax{};
-  AttentionInputs& in = c.in;
-  in.bias = in.slopes = in.table1d = in.table2d = in.score_w = Tensor();
 }
 
 // The same values with spare elements after each row.

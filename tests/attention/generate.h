@@ -13,7 +13,7 @@ namespace foci::testing {
 
 enum class Family : uint8_t {
   everything,
-  // Dot and cosine × softmax, sparsemax and entmax × all masks, grouped heads, all statistics.
+  // All but top-k.
   fused
 };
 

@@ -60,7 +60,7 @@ TEST(Plan, RefusesImpossibleShapes) {
               s.M = int64_t{1} << 50;
               s.N = 0;
             }),
-            "shape: 0 queries and 1125899906842624 keys arrived, each must be below 2^48");
+            "shape: 0 queries and 1125899906842624 keys arrived, each must be below 2^30");
 }
 
 TEST(Plan, ServesEmptySizes) {
@@ -122,20 +122,31 @@ TEST(Plan, PicksWhatIsAskedFor) {
   EXPECT_GT(plan.workspace_bytes(true), plan.workspace_bytes(false));
 }
 
-TEST(Plan, PicksSomethingForEverySpec) {
-  AttentionSpec spec;
-  spec.score = Additive{};
-  spec.normalizer = Entmax{1.3};
-  spec.softcap = 20;
-  spec.biases = {TensorBias{}, Alibi{}, Relative1D{4}, Relative2D{2, 4}};
-  spec.dropout = Dropout{};
-  const Plan plan = Plan::make(spec, shape());
-  EXPECT_EQ(plan.implementation(), Implementation::plain) << plan.explain();
-  EXPECT_EQ(plan.target(), current_target());
-  EXPECT_EQ(
-      plan.explain().rfind(fmt::format("plain on SIMD target {}", name_of(current_target())), 0),
-      0u)
-      << plan.explain();
+TEST(Plan, PicksFusedForEverySpec) {
+  for (const Score& score : {Score(Dot{}), Score(Cosine{}), Score(L2{}), Score(Additive{})}) {
+    for (const Normalizer& normalizer :
+         {Normalizer(Softmax{}), Normalizer(Sparsemax{}), Normalizer(Entmax{1.5}),
+          Normalizer(Entmax{1.3}), Normalizer(Entmax{4})}) {
+      for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+        for (const DropoutPlace place : {DropoutPlace::weights, DropoutPlace::keys}) {
+          AttentionSpec spec;
+          spec.score = score;
+          spec.normalizer = normalizer;
+          spec.softcap = 20;
+          spec.masks = {Causal{}, Window{3, 4, Align::past}, KeyLengths{}, Segments{}, Keep{}};
+          spec.biases = {TensorBias{}, Alibi{}, Relative1D{4}, Relative2D{2, 4}};
+          spec.dropout = Dropout{.place = place};
+          spec.statistics = Statistics::all();
+          AttentionShape s = shape();
+          s.dtype = dtype;
+          const Plan plan = Plan::make(spec, s);
+          EXPECT_EQ(plan.implementation(), Implementation::fused) << plan.explain();
+          EXPECT_EQ(plan.explain(),
+                    fmt::format("fused on SIMD target {}", name_of(current_target())));
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

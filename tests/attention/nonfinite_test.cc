@@ -9,6 +9,7 @@
 #include "attention/tolerance.h"
 #include "foci/attention/plan.h"
 #include "foci/core/rng.h"
+#include "foci/core/simd_target.h"
 #include "foci/reference/attention.h"
 
 namespace foci {
@@ -19,10 +20,25 @@ using testing::near;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-Bound bind_plain(const AttentionSpec& spec, const AttentionInputs& in) {
-  return Plan::make(spec, testing::shape_of(in), {.implementation = Implementation::plain})
-      .bind(in);
-}
+class NonFinite : public ::testing::TestWithParam<Implementation> {
+ protected:
+  // Each case of a sweep on another target.
+  Bound bind_it(uint64_t n, const AttentionSpec& spec, const AttentionInputs& in) const {
+    const auto& targets = supported_targets();
+    return Plan::make(spec, testing::shape_of(in),
+                      {.implementation = GetParam(), .target = targets[n % targets.size()]})
+        .bind(in);
+  }
+  testing::Family everything() const {
+    return GetParam() == Implementation::plain ? testing::Family::everything
+                                               : testing::Family::fused;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, NonFinite,
+                         ::testing::Values(Implementation::plain, Implementation::fused),
+                         [](const auto& which) {
+                           return which.param == Implementation::plain ? "Plain" : "Fused";
+                         });
 
 // NaN or infinity in about one row of eight.
 void poison(const Tensor& t, Rng& rng) {
@@ -43,9 +59,9 @@ Tensor no_infinities(const Tensor& t) {
   return c;
 }
 
-TEST(PlainNonFinite, ArrivesWhereTheOracleHasIt) {
+TEST_P(NonFinite, ArrivesWhereTheOracleHasIt) {
   for (uint64_t n = 20000; n < 20800 && !HasFailure(); ++n) {
-    testing::SweepCase c = testing::attention_case(n, testing::Family::everything);
+    testing::SweepCase c = testing::attention_case(n, everything());
     SCOPED_TRACE(c.text);
     Rng rng(n);
     if (n % 2) poison(c.in.v, rng);
@@ -54,7 +70,7 @@ TEST(PlainNonFinite, ArrivesWhereTheOracleHasIt) {
     const reference::Forward expected = reference::attention_forward(c.spec, c.in);
     const testing::Fairness fairness = testing::make_fair(c, expected);
     if (fairness.count > 0) continue;
-    const Bound bound = bind_plain(c.spec, c.in);
+    const Bound bound = bind_it(n, c.spec, c.in);
     const AttentionOutputs out = bound.forward();
     EXPECT_TRUE(near(out.y, expected.out.y));
     EXPECT_TRUE(near(out.row_stat, expected.out.row_stat));
@@ -73,13 +89,12 @@ TEST(PlainNonFinite, ArrivesWhereTheOracleHasIt) {
 }
 
 // Whatever masked keys, and queries of empty rows, hold: not one bit changes.
-TEST(PlainNonFinite, MaskedKeysAndEmptyQueriesNeverContribute) {
+TEST_P(NonFinite, MaskedKeysAndEmptyQueriesNeverContribute) {
   const testing::SweepLimits limits{
       .batch = 2, .kv_heads = 2, .group = 2, .queries = 20, .keys = 60, .head = 20, .value = 20};
   int poisoned = 0;
   for (uint64_t n = 30000; n < 30120 && !HasFailure(); ++n) {
-    testing::SweepCase c =
-        testing::attention_case(n, testing::Family::everything, DType::f32, limits);
+    testing::SweepCase c = testing::attention_case(n, everything(), DType::f32, limits);
     SCOPED_TRACE(c.text);
     const reference::Forward f = reference::attention_forward(c.spec, c.in);
     AttentionInputs bad = c.in;
@@ -113,7 +128,7 @@ TEST(PlainNonFinite, MaskedKeysAndEmptyQueriesNeverContribute) {
       }
     }
     const AttentionWanted all{true, true, true, true, true, true};
-    const Bound good_bound = bind_plain(c.spec, c.in), bad_bound = bind_plain(c.spec, bad);
+    const Bound good_bound = bind_it(n, c.spec, c.in), bad_bound = bind_it(n, c.spec, bad);
     const AttentionOutputs good = good_bound.forward(), out = bad_bound.forward();
     using testing::same_bits;
     EXPECT_TRUE(same_bits(out.y, good.y));

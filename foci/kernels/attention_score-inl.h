@@ -1,0 +1,276 @@
+// From queries and keys to finished scores, and from the scores' gradients back:
+//
+//   product (dot, L2, additive) · scale → softcap → + biases
+//
+// A run of keys is either neighbours (from `begin`) or a list of key numbers.
+#if defined(FOCI_KERNELS_ATTENTION_SCORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_SCORE_INL_H_
+#undef FOCI_KERNELS_ATTENTION_SCORE_INL_H_
+#else
+#define FOCI_KERNELS_ATTENTION_SCORE_INL_H_
+#endif
+
+#include "foci/kernels/attention.h"
+
+#include <cstring>
+#include "foci/kernels/strips-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// ---- products -----------------------------------------------------------------------------------
+
+// dot folds the scale into the query panel; the others apply it to their sum.
+HWY_INLINE float panel_scale(const Strip& s) {
+  return s.score == ScoreKind::dot ? s.scale : 1.0f;
+}
+
+// strip[j][lane] = −γ Σ_d (q − k)² or Σ_d w·tanh(q + k), for R keys.
+template <ScoreKind kKind, int R>
+HWY_INLINE void pair_rows(const Strip& s, const float* HWY_RESTRICT rows, int64_t stride,
+                          const float* HWY_RESTRICT panel, float* HWY_RESTRICT strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  VF acc0[R];
+  VF acc1[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) acc0[r] = acc1[r] = hn::Zero(d);
+  for (int64_t i = 0; i < s.D; ++i) {
+    const VF q0 = hn::Load(d, panel + i * W), q1 = hn::Load(d, panel + i * W + L);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const VF k = hn::Set(d, rows[r * stride + i]);
+      if constexpr (kKind == ScoreKind::l2) {
+        const VF x0 = hn::Sub(q0, k), x1 = hn::Sub(q1, k);
+        acc0[r] = hn::MulAdd(x0, x0, acc0[r]);
+        acc1[r] = hn::MulAdd(x1, x1, acc1[r]);
+      } else {
+        const VF w = hn::Set(d, s.score_w[i]);
+        acc0[r] = hn::MulAdd(w, tanh_of(hn::Add(q0, k)), acc0[r]);
+        acc1[r] = hn::MulAdd(w, tanh_of(hn::Add(q1, k)), acc1[r]);
+      }
+    }
+  }
+  const VF factor = hn::Set(d, kKind == ScoreKind::l2 ? -s.gamma : 1.0f);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    hn::Store(hn::Mul(acc0[r], factor), d, strip + r * W);
+    hn::Store(hn::Mul(acc1[r], factor), d, strip + r * W + L);
+  }
+}
+
+template <ScoreKind kKind>
+HWY_NOINLINE void pair_strip(const Strip& s, int64_t count, const float* rows, int64_t stride,
+                             const float* panel, float* strip) {
+  constexpr int kRows = kKind == ScoreKind::l2 ? 4 : 2;
+  const int64_t W = strip_width();
+  int64_t j = 0;
+  for (; j + kRows <= count; j += kRows) {
+    pair_rows<kKind, kRows>(s, rows + j * stride, stride, panel, strip + j * W);
+  }
+  for (; j < count; ++j) {
+    pair_rows<kKind, 1>(s, rows + j * stride, stride, panel, strip + j * W);
+  }
+}
+
+// strip [count][W] of the products of keys `rows`: with the scale for dot, without for the others.
+HWY_INLINE void product_strip(const Strip& s, int64_t count, const float* rows, int64_t stride,
+                              const float* panel, float* strip) {
+  switch (s.score) {
+    case ScoreKind::dot:
+      return score_strip(count, s.D, rows, stride, panel, strip);
+    case ScoreKind::l2:
+      return pair_strip<ScoreKind::l2>(s, count, rows, stride, panel, strip);
+    case ScoreKind::additive:
+      return pair_strip<ScoreKind::additive>(s, count, rows, stride, panel, strip);
+  }
+}
+
+// ---- scale and softcap --------------------------------------------------------------------------
+
+inline HWY_NOINLINE void scale_strip(int64_t count, float scale, float* strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF factor = hn::Set(d, scale);
+  for (int64_t at = 0; at < count * kVectors * L; at += L) {
+    hn::Store(hn::Mul(hn::Load(d, strip + at), factor), d, strip + at);
+  }
+}
+
+inline HWY_NOINLINE void cap_strip(int64_t count, float cap, float* strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF factor = hn::Set(d, cap);
+  for (int64_t at = 0; at < count * kVectors * L; at += L) {
+    hn::Store(hn::Mul(factor, tanh_of(hn::Div(hn::Load(d, strip + at), factor))), d, strip + at);
+  }
+}
+
+// The strip's products become scores up to the softcap. `product` and `uncapped` (null: not
+// wanted) get what backward needs: the products as product_strip gives them, and the scores that
+// the softcap was taken of.
+HWY_INLINE void cap_scores(const Strip& s, int64_t count, float* strip, float* product,
+                           float* uncapped) {
+  const size_t bytes = sizeof(float) * static_cast<size_t>(count * strip_width());
+  if (product != nullptr) std::memcpy(product, strip, bytes);
+  if (s.score != ScoreKind::dot && s.scale != 1) scale_strip(count, s.scale, strip);
+  if (uncapped != nullptr) std::memcpy(uncapped, strip, bytes);
+  if (s.softcap > 0) cap_strip(count, s.softcap, strip);
+}
+
+// ---- biases -------------------------------------------------------------------------------------
+
+// n ≤ kBiasRun neighbouring elements of a bias row as floats; `buffer` may serve.
+inline constexpr int64_t kBiasRun = 64;
+inline HWY_NOINLINE const float* bias_run(const StripBias& bias, int64_t at, int64_t n,
+                                          float* buffer) {
+  if (bias.dtype == DType::f32) return static_cast<const float*>(bias.data) + at;
+  const DF d;
+  const int64_t L = lanes();
+  const uint16_t* from = static_cast<const uint16_t*>(bias.data) + at;
+  HWY_ALIGN uint16_t padded[kBiasRun] = {};
+  std::memcpy(padded, from, sizeof(uint16_t) * static_cast<size_t>(n));
+  for (int64_t j = 0; j < n; j += L) {
+    if (bias.dtype == DType::f16) {
+      const hn::Rebind<hwy::float16_t, DF> dh;
+      hn::Store(hn::PromoteTo(d, hn::Load(dh, reinterpret_cast<hwy::float16_t*>(padded) + j)), d,
+                buffer + j);
+    } else {  // bfloat16 is the upper half of a float
+      const hn::Rebind<uint16_t, DF> dh;
+      const DI di;
+      const auto wide = hn::PromoteTo(di, hn::Load(dh, padded + j));
+      hn::Store(hn::BitCast(d, hn::ShiftLeft<16>(wide)), d, buffer + j);
+    }
+  }
+  return buffer;
+}
+
+// strip += bias for keys [begin, begin + count).
+inline HWY_NOINLINE void add_bias(const Strip& s, int64_t begin, int64_t count, float* strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const StripBias& bias = s.bias;
+  HWY_ALIGN float buffer[kBiasRun];
+  if (bias.key_stride == 0) {  // one number a query
+    HWY_ALIGN float rows[kMaxLanes] = {};
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      rows[lane] = *bias_run(bias, lane * bias.query_stride, 1, buffer);
+    }
+    const VF b0 = hn::Load(d, rows), b1 = hn::Load(d, rows + L);
+    for (int64_t j = 0; j < count; ++j) {
+      float* row = strip + j * W;
+      hn::Store(hn::Add(hn::Load(d, row), b0), d, row);
+      hn::Store(hn::Add(hn::Load(d, row + L), b1), d, row + L);
+    }
+    return;
+  }
+  for (int64_t at = 0; at < count; at += kBiasRun) {
+    const int64_t n = HWY_MIN(kBiasRun, count - at);
+    const int64_t key = (begin + at) * bias.key_stride;
+    if (bias.query_stride == 0) {  // one number a key
+      const float* values = bias_run(bias, key, n, buffer);
+      for (int64_t j = 0; j < n; ++j) {
+        const VF b = hn::Set(d, values[j]);
+        float* row = strip + (at + j) * W;
+        hn::Store(hn::Add(hn::Load(d, row), b), d, row);
+        hn::Store(hn::Add(hn::Load(d, row + L), b), d, row + L);
+      }
+      continue;
+    }
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      const float* values = bias_run(bias, lane * bias.query_stride + key, n, buffer);
+      float* column = strip + at * W + lane;
+      for (int64_t j = 0; j < n; ++j) column[j * W] += values[j];
+    }
+  }
+}
+
+// Per-lane integers of a strip, zero beyond its lanes.
+struct LaneNumbers {
+  HWY_ALIGN int32_t of[kMaxLanes];
+  LaneNumbers(const int32_t* from, int count) {
+    for (int lane = 0; lane < kMaxLanes; ++lane) of[lane] = lane < count ? from[lane] : 0;
+  }
+  VI vector(int v) const { return hn::Load(DI(), of + v * lanes()); }
+};
+
+HWY_INLINE VF abs_distance(VI key, VI query) {
+  return hn::Abs(hn::ConvertTo(DF(), hn::Sub(key, query)));
+}
+HWY_INLINE VI table_entry(VI key, VI query, VI farthest) {
+  const VI distance = hn::Sub(key, query);
+  return hn::Add(hn::Min(hn::Max(distance, hn::Neg(farthest)), farthest), farthest);
+}
+HWY_INLINE VI grid_entry(VI key, VI query, VI centre) {
+  return hn::Add(hn::Sub(key, query), centre);
+}
+
+// strip[u][lane] += f(key number, query vector index) for keys from `begin`.
+template <class F>
+HWY_INLINE void add_by_position(int64_t count, float* strip, F&& f) {
+  const DF d;
+  const int64_t L = lanes();
+  for (int v = 0; v < kVectors; ++v) {
+    for (int64_t j = 0; j < count; ++j) {
+      float* at = strip + (j * kVectors + v) * L;
+      hn::Store(f(j, v, hn::Load(d, at)), d, at);
+    }
+  }
+}
+
+inline HWY_NOINLINE void add_positional(const Strip& s, int64_t begin, int64_t count,
+                                        float* strip) {
+  const DF d;
+  const DI di;
+  const StripPositions& p = s.positions;
+  if (p.alibi || p.table1d != nullptr) {
+    const LaneNumbers query(p.query, s.mask.lanes);
+    const int32_t* key = p.key + begin;
+    if (p.alibi) {
+      const VF slope = hn::Set(d, p.slope);
+      add_by_position(count, strip, [&](int64_t j, int v, VF x) HWY_ATTR {
+        return hn::NegMulAdd(slope, abs_distance(hn::Set(di, key[j]), query.vector(v)), x);
+      });
+    }
+    if (p.table1d != nullptr) {
+      const VI farthest = hn::Set(di, p.max_distance);
+      add_by_position(count, strip, [&](int64_t j, int v, VF x) HWY_ATTR {
+        const VI at = table_entry(hn::Set(di, key[j]), query.vector(v), farthest);
+        return hn::Add(x, hn::GatherIndex(d, p.table1d, at));
+      });
+    }
+  }
+  if (p.table2d != nullptr) {
+    const LaneNumbers query(p.query_cell, s.mask.lanes);
+    const int32_t* key = p.key_cell + begin;
+    const VI centre = hn::Set(di, p.centre);
+    add_by_position(count, strip, [&](int64_t j, int v, VF x) HWY_ATTR {
+      const VI at = grid_entry(hn::Set(di, key[j]), query.vector(v), centre);
+      return hn::Add(x, hn::GatherIndex(d, p.table2d, at));
+    });
+  }
+}
+
+HWY_INLINE bool has_positional(const Strip& s) {
+  return s.positions.alibi || s.positions.table1d != nullptr || s.positions.table2d != nullptr;
+}
+
+// strip = finished scores of keys [begin, begin + count), unmasked.
+HWY_INLINE void finished_scores(const Strip& s, int64_t begin, int64_t count, const float* panel,
+                                float* strip, float* product = nullptr, float* uncapped = nullptr) {
+  product_strip(s, count, s.k + begin * s.k_stride, s.k_stride, panel, strip);
+  if (product != nullptr || uncapped != nullptr || s.score != ScoreKind::dot || s.softcap > 0) {
+    cap_scores(s, count, strip, product, uncapped);
+  }
+  if (s.bias.data != nullptr) add_bias(s, begin, count, strip);
+  if (has_positional(s)) add_positional(s, begin, count, strip);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

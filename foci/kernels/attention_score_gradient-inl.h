@@ -1,0 +1,274 @@
+// From the gradients of finished scores back to those of products, with the parts of biases,
+// positional tables, slopes and the scale; and from products of pairs (L2, additive) to Q and K.
+#if defined(FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_
+#undef FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_
+#else
+#define FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_
+#endif
+
+#include "foci/kernels/attention_score-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// A run of keys: numbers index[u], or begin + u where index is null.
+struct KeyRun {
+  int64_t begin;
+  const int32_t* index;
+  int64_t count;
+  int64_t operator[](int64_t u) const { return index != nullptr ? index[u] : begin + u; }
+};
+
+// A sum per lane with the rounding errors of its additions beside it (Knuth's two-sum): terms that
+// grow with the distance, and nearly cancel, would leave little of a plain float.
+struct LaneSum {
+  HWY_ALIGN float sum[kMaxLanes] = {};
+  HWY_ALIGN float error[kMaxLanes] = {};
+};
+struct TwoSum {
+  VF sum, error;
+  TwoSum(const LaneSum& from, int v)
+      : sum(hn::Load(DF(), from.sum + v * lanes())),
+        error(hn::Load(DF(), from.error + v * lanes())) {}
+  HWY_INLINE void add(VF x) {
+    const VF s = hn::Add(sum, x);
+    const VF back = hn::Sub(s, sum);
+    error = hn::Add(error, hn::Add(hn::Sub(sum, hn::Sub(s, back)), hn::Sub(x, back)));
+    sum = s;
+  }
+  void store(LaneSum& to, int v) const {
+    hn::Store(sum, DF(), to.sum + v * lanes());
+    hn::Store(error, DF(), to.error + v * lanes());
+  }
+};
+
+// What one strip sums over its keys, per lane.
+struct RowSums {
+  LaneSum scores, scale, slope;
+};
+
+// Whether anything beside Q, K and V wants the scores' gradients, or the scores must be finished
+// again to get back to the products.
+HWY_INLINE bool wants_score_gradients(const Strip& s, const TileGradients& g) {
+  return s.softcap > 0 || s.score != ScoreKind::dot || g.dbias != nullptr ||
+         g.key_sums != nullptr || g.row_sums != nullptr || g.row_scale != nullptr ||
+         g.row_slope != nullptr || g.dtable1d != nullptr || g.dtable2d != nullptr;
+}
+
+// dbias += the strip's gradients; `first` is the strip's first query in the tile.
+inline HWY_NOINLINE void add_bias_gradient(const TileGradients& g, int64_t first, int lanes_used,
+                                           const KeyRun& keys, const float* ds) {
+  const int64_t W = strip_width();
+  float* to = g.dbias + first * g.dbias_query_stride;
+  for (int64_t at = 0; at < keys.count; at += kBiasRun) {
+    const int64_t n = HWY_MIN(kBiasRun, keys.count - at);
+    for (int lane = 0; lane < lanes_used; ++lane) {
+      float* row = to + lane * g.dbias_query_stride;
+      const float* column = ds + at * W + lane;
+      for (int64_t u = 0; u < n; ++u) row[keys[at + u] * g.dbias_key_stride] += column[u * W];
+    }
+  }
+}
+
+inline HWY_NOINLINE void add_key_sums(const KeyRun& keys, const float* ds, double* sums) {
+  const DF d;
+  const int64_t L = lanes();
+  for (int64_t u = 0; u < keys.count; ++u) {
+    const VF both = hn::Add(hn::Load(d, ds + u * 2 * L), hn::Load(d, ds + (u * 2 + 1) * L));
+    sums[keys[u]] += hn::GetLane(hn::SumOfLanes(d, both));
+  }
+}
+
+inline HWY_NOINLINE void add_row_sums(int64_t count, const float* ds, LaneSum& sums) {
+  const DF d;
+  const int64_t L = lanes();
+  for (int v = 0; v < kVectors; ++v) {
+    TwoSum sum(sums, v);
+    for (int64_t u = 0; u < count; ++u) sum.add(hn::Load(d, ds + (u * kVectors + v) * L));
+    sum.store(sums, v);
+  }
+}
+
+// sums[lane] += Σ ds·x, entries of zero gradient left out whatever x holds.
+inline HWY_NOINLINE void add_products(int64_t count, const float* ds, const float* x,
+                                      LaneSum& sums) {
+  const DF d;
+  const int64_t L = lanes();
+  for (int v = 0; v < kVectors; ++v) {
+    TwoSum sum(sums, v);
+    for (int64_t u = 0; u < count; ++u) {
+      const int64_t at = (u * kVectors + v) * L;
+      const VF gradient = hn::Load(d, ds + at);
+      const hn::Mask<DF> none = hn::Eq(gradient, hn::Zero(d));
+      sum.add(hn::IfThenZeroElse(none, hn::Mul(gradient, hn::Load(d, x + at))));
+    }
+    sum.store(sums, v);
+  }
+}
+
+// The slope's gradient is −Σ ds·|distance|.
+inline HWY_NOINLINE void add_slope_gradient(const Strip& s, const KeyRun& keys, const float* ds,
+                                            LaneSum& sums) {
+  const DF d;
+  const DI di;
+  const int64_t L = lanes();
+  const LaneNumbers query(s.positions.query, s.mask.lanes);
+  for (int v = 0; v < kVectors; ++v) {
+    TwoSum sum(sums, v);
+    for (int64_t u = 0; u < keys.count; ++u) {
+      const VF distance = abs_distance(hn::Set(di, s.positions.key[keys[u]]), query.vector(v));
+      sum.add(hn::Neg(hn::Mul(hn::Load(d, ds + (u * kVectors + v) * L), distance)));
+    }
+    sum.store(sums, v);
+  }
+}
+
+inline HWY_NOINLINE void add_table_gradients(const Strip& s, const TileGradients& g,
+                                             const KeyRun& keys, const float* ds) {
+  const int64_t W = strip_width();
+  const StripPositions& p = s.positions;
+  for (int64_t u = 0; u < keys.count; ++u) {
+    const int64_t j = keys[u];
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      const float x = ds[u * W + lane];
+      if (x == 0) continue;
+      if (g.dtable1d != nullptr) {
+        const int32_t distance = p.key[j] - p.query[lane];
+        g.dtable1d[HWY_MIN(HWY_MAX(distance, -p.max_distance), p.max_distance) + p.max_distance] +=
+            x;
+      }
+      if (g.dtable2d != nullptr) g.dtable2d[p.key_cell[j] - p.query_cell[lane] + p.centre] += x;
+    }
+  }
+}
+
+// ds *= 1 − tanh²(uncapped/cap); a zero keeps its sign.
+inline HWY_NOINLINE void uncap_gradients(int64_t count, float cap, const float* uncapped,
+                                         float* ds) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF vcap = hn::Set(d, cap);
+  for (int64_t at = 0; at < count * kVectors * L; at += L) {
+    VF slope;
+    tanh_of(hn::Div(hn::Load(d, uncapped + at), vcap), &slope);
+    const VF gradient = hn::Load(d, ds + at);
+    const hn::Mask<DF> none = hn::Eq(gradient, hn::Zero(d));
+    hn::Store(hn::IfThenElse(none, gradient, hn::Mul(gradient, slope)), d, ds + at);
+  }
+}
+
+// ds, the gradients of finished scores (zero where masked), become those of products. `product` and
+// `uncapped` are what cap_scores gave; product is read for the scale alone, uncapped under a
+// softcap.
+inline void score_gradients_to_products(const Strip& s, const TileGradients& g, int64_t first,
+                                        const KeyRun& keys, const float* product,
+                                        const float* uncapped, RowSums& sums, float* ds) {
+  if (g.dbias != nullptr) add_bias_gradient(g, first, s.mask.lanes, keys, ds);
+  if (g.key_sums != nullptr) add_key_sums(keys, ds, g.key_sums);
+  if (g.row_sums != nullptr) add_row_sums(keys.count, ds, sums.scores);
+  if (g.row_slope != nullptr) add_slope_gradient(s, keys, ds, sums.slope);
+  if (g.dtable1d != nullptr || g.dtable2d != nullptr) add_table_gradients(s, g, keys, ds);
+  if (s.softcap > 0) uncap_gradients(keys.count, s.softcap, uncapped, ds);
+  if (g.row_scale != nullptr) add_products(keys.count, ds, product, sums.scale);
+  if (s.score != ScoreKind::dot && s.scale != 1) scale_strip(keys.count, s.scale, ds);
+}
+
+// dot's products carry the scale: Σ ds·product is scale · dscale, unless the scale is 0 (then the
+// caller gave products without it).
+HWY_INLINE void store_row_sums(const Strip& s, const TileGradients& g, int64_t first,
+                               const RowSums& sums) {
+  const float scale = s.score == ScoreKind::dot && s.scale != 0 ? s.scale : 1.0f;
+  const auto total = [](const LaneSum& sum, int lane) { return sum.sum[lane] + sum.error[lane]; };
+  for (int lane = 0; lane < s.mask.lanes; ++lane) {
+    if (g.row_sums != nullptr) g.row_sums[first + lane] = total(sums.scores, lane);
+    if (g.row_slope != nullptr) g.row_slope[first + lane] = total(sums.slope, lane);
+    if (g.row_scale != nullptr) g.row_scale[first + lane] = total(sums.scale, lane) / scale;
+  }
+}
+
+// ---- pairs --------------------------------------------------------------------------------------
+
+// Through −γ Σ (q − k)² or Σ w·tanh(q + k), from the products' gradients ds: dq panel [D][W] +=,
+// dk[key] +=, and for additive dw panel [D][W] +=. `rows` are the run's keys, neighbours in memory.
+// In careful mode entries whose weight is −0 (masked) are stepped over.
+template <ScoreKind kKind>
+HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const float* rows,
+                                    int64_t stride, const float* panel, const float* ds,
+                                    const float* weights, float* dq, float* dk, int64_t dk_stride,
+                                    float* dw) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const VF zero = hn::Zero(d);
+  const VF twice_gamma = hn::Set(d, 2 * s.gamma);
+  for (int64_t u = 0; u < keys.count; ++u) {
+    const VF g0 = hn::Load(d, ds + u * W), g1 = hn::Load(d, ds + u * W + L);
+    hn::Mask<DF> none0 = hn::Eq(g0, zero), none1 = hn::Eq(g1, zero);
+    if (s.careful) {
+      none0 = is_masked(hn::Load(d, weights + u * W));
+      none1 = is_masked(hn::Load(d, weights + u * W + L));
+    }
+    if (hn::AllTrue(d, none0) && hn::AllTrue(d, none1)) continue;
+    const float* row = rows + u * stride;
+    float* to = dk + keys[u] * dk_stride;
+    for (int64_t i = 0; i < s.D; ++i) {
+      const VF k = hn::Set(d, row[i]);
+      const VF q0 = hn::Load(d, panel + i * W), q1 = hn::Load(d, panel + i * W + L);
+      VF x0, x1;  // the part of dq
+      if constexpr (kKind == ScoreKind::l2) {
+        x0 = hn::Mul(hn::Mul(g0, twice_gamma), hn::Sub(k, q0));
+        x1 = hn::Mul(hn::Mul(g1, twice_gamma), hn::Sub(k, q1));
+      } else {
+        const VF w = hn::Set(d, s.score_w[i]);
+        VF slope0, slope1;
+        const VF t0 = tanh_of(hn::Add(q0, k), &slope0), t1 = tanh_of(hn::Add(q1, k), &slope1);
+        x0 = hn::Mul(hn::Mul(g0, w), slope0);
+        x1 = hn::Mul(hn::Mul(g1, w), slope1);
+        if (dw != nullptr) {
+          float* at = dw + i * W;
+          hn::Store(hn::Add(hn::Load(d, at), hn::IfThenZeroElse(none0, hn::Mul(g0, t0))), d, at);
+          hn::Store(hn::Add(hn::Load(d, at + L), hn::IfThenZeroElse(none1, hn::Mul(g1, t1))), d,
+                    at + L);
+        }
+      }
+      x0 = hn::IfThenZeroElse(none0, x0);
+      x1 = hn::IfThenZeroElse(none1, x1);
+      float* at = dq + i * W;
+      hn::Store(hn::Add(hn::Load(d, at), x0), d, at);
+      hn::Store(hn::Add(hn::Load(d, at + L), x1), d, at + L);
+      const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(x0, x1)));
+      to[i] += kKind == ScoreKind::l2 ? -sum : sum;
+    }
+  }
+}
+
+HWY_INLINE void pair_gradients(const Strip& s, const KeyRun& keys, const float* rows,
+                               int64_t stride, const float* panel, const float* ds,
+                               const float* weights, float* dq, float* dk, int64_t dk_stride,
+                               float* dw) {
+  if (s.score == ScoreKind::l2) {
+    pair_gradients_as<ScoreKind::l2>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride,
+                                     dw);
+  } else {
+    pair_gradients_as<ScoreKind::additive>(s, keys, rows, stride, panel, ds, weights, dq, dk,
+                                           dk_stride, dw);
+  }
+}
+
+// dscore_w += the lanes of the dw panel.
+HWY_INLINE void add_score_w(int64_t depth, const float* dw, double* dscore_w) {
+  const int64_t W = strip_width();
+  for (int64_t i = 0; i < depth; ++i) {
+    double sum = 0;
+    for (int64_t lane = 0; lane < W; ++lane) sum += dw[i * W + lane];
+    dscore_w[i] += sum;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
