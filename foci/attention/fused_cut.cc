@@ -199,9 +199,15 @@ Operands operands_of(const Problem& p, const Tensor& dy) {
              p.spec.score);
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
   o.careful = any_beyond(kernels, o.q) || any_beyond(kernels, o.k) || any_beyond(kernels, o.v) ||
-              any_beyond(kernels, dy) || std::abs(factor) > kLargestFactor ||
-              any_beyond_flat(kernels, p.in.score_w) || any_beyond_flat(kernels, p.in.slopes) ||
-              any_beyond_flat(kernels, p.in.table1d) || any_beyond_flat(kernels, p.in.table2d);
+              any_beyond(kernels, dy) || std::abs(factor) > kLargestFactor;
+  // Of the small tables those that the spec reads, which bind made float32.
+  const auto look_at = [&](bool read, const Tensor& table) {
+    o.careful = o.careful || (read && any_beyond_flat(kernels, table));
+  };
+  look_at(std::holds_alternative<Additive>(p.spec.score), p.in.score_w);
+  look_at(find_bias<Alibi>(p.spec) != nullptr, p.in.slopes);
+  look_at(find_bias<Relative1D>(p.spec) != nullptr, p.in.table1d);
+  look_at(find_bias<Relative2D>(p.spec) != nullptr, p.in.table2d);
   for (float scale : p.scale) o.careful = o.careful || !(std::abs(scale) <= kLargestFactor);
   if (p.bias.defined()) {
     const BiasFinds finds = look_at_bias(p.bias);
