@@ -1,6 +1,9 @@
 // Float16 and bfloat16 storage: widened to float32 on the way in, narrowed on the way out. The
 // copies grow with N + M.
+#include <algorithm>
+
 #include "foci/attention/fused.h"
+#include "foci/core/threads.h"
 
 namespace foci {
 namespace {
@@ -9,12 +12,33 @@ bool is_half(const Problem& p) {
   return p.shape.dtype != DType::f32;
 }
 
+// A contiguous float32 copy of [B,H,N,D]; itself where it is float32.
+Tensor widened(const Tensor& t, SimdTarget target) {
+  if (!t.defined() || t.dtype() == DType::f32) return t;
+  const kernels::AttentionKernels& kernels = kernels::attention_kernels(target);
+  const int64_t heads = t.dim(1), rows = t.dim(2), depth = t.dim(3);
+  Tensor wide = Tensor::empty(t.shape());
+  const auto* from = static_cast<const uint16_t*>(t.raw());
+  // Rows of about 64 KB a task.
+  const int64_t step = std::max<int64_t>(1, (int64_t{1} << 14) / std::max<int64_t>(depth, 1));
+  const int64_t blocks = (rows + step - 1) / step;
+  parallel_for(t.dim(0) * heads * blocks, [&](int64_t task) {
+    const int64_t b = task / blocks / heads, h = task / blocks % heads;
+    const int64_t begin = task % blocks * step, end = std::min(rows, begin + step);
+    for (int64_t i = begin; i < end; ++i) {
+      kernels.widen(t.dtype(), from + b * t.stride(0) + h * t.stride(1) + i * t.stride(2), depth,
+                    wide.data<float>() + ((b * heads + h) * rows + i) * depth);
+    }
+  });
+  return wide;
+}
+
 Problem widened(const Problem& p) {
   Problem wide = p;
   wide.shape.dtype = DType::f32;
-  wide.in.q = p.in.q.to(DType::f32);
-  wide.in.k = p.in.k.to(DType::f32);
-  wide.in.v = p.in.v.to(DType::f32);
+  wide.in.q = widened(p.in.q, p.target);
+  wide.in.k = widened(p.in.k, p.target);
+  wide.in.v = widened(p.in.v, p.target);
   return wide;
 }
 
@@ -45,10 +69,10 @@ void fused_backward(const Problem& p, const AttentionOutputs& saved, const Atten
     fused::forward_f32(wide, scratch);
     again.y = scratch.y;
   } else {
-    again.y = saved.y.to(DType::f32);
+    again.y = widened(saved.y, p.target);
   }
   AttentionUpstream wide_up = up;
-  if (up.dy.defined()) wide_up.dy = up.dy.to(DType::f32);
+  wide_up.dy = widened(up.dy, p.target);
   AttentionGradients g = grads;
   g.dq = like(grads.dq);
   g.dk = like(grads.dk);

@@ -69,7 +69,8 @@ const AttentionKernels* attention_table() {
                                       forward_strip,
                                       backward_strips,
                                       strip_weights,
-                                      any_beyond};
+                                      any_beyond,
+                                      widen_run};
   return &table;
 }
 

@@ -188,6 +188,8 @@ struct AttentionKernels {
   void (*weights)(const RowMap&, const Strip&, float* weights, int64_t stride, std::byte* scratch);
   // Whether any of n floats is NaN, infinite or beyond kProductLimit.
   bool (*any_beyond)(const float* x, int64_t n);
+  // n float16 or bfloat16 numbers as floats.
+  void (*widen)(DType, const uint16_t* from, int64_t n, float* to);
 };
 
 const AttentionKernels& attention_kernels(SimdTarget target);

@@ -14,6 +14,7 @@
 
 #include <cstring>
 #include "foci/kernels/strips-inl.h"
+#include "foci/kernels/widen-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -127,23 +128,7 @@ inline constexpr int64_t kBiasRun = 64;
 inline HWY_NOINLINE const float* bias_run(const StripBias& bias, int64_t at, int64_t n,
                                           float* buffer) {
   if (bias.dtype == DType::f32) return static_cast<const float*>(bias.data) + at;
-  const DF d;
-  const int64_t L = lanes();
-  const uint16_t* from = static_cast<const uint16_t*>(bias.data) + at;
-  HWY_ALIGN uint16_t padded[kBiasRun] = {};
-  std::memcpy(padded, from, sizeof(uint16_t) * static_cast<size_t>(n));
-  for (int64_t j = 0; j < n; j += L) {
-    if (bias.dtype == DType::f16) {
-      const hn::Rebind<hwy::float16_t, DF> dh;
-      hn::Store(hn::PromoteTo(d, hn::Load(dh, reinterpret_cast<hwy::float16_t*>(padded) + j)), d,
-                buffer + j);
-    } else {  // bfloat16 is the upper half of a float
-      const hn::Rebind<uint16_t, DF> dh;
-      const DI di;
-      const auto wide = hn::PromoteTo(di, hn::Load(dh, padded + j));
-      hn::Store(hn::BitCast(d, hn::ShiftLeft<16>(wide)), d, buffer + j);
-    }
-  }
+  widen_run(bias.dtype, static_cast<const uint16_t*>(bias.data) + at, n, buffer);
   return buffer;
 }
 
