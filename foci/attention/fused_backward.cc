@@ -43,7 +43,7 @@ void project_rows(const Tensor& unit, const Tensor& inverse, const Tensor& grad)
 
 // What backward adds up beside dQ, dK and dV, before it is reduced to the gradients' own shapes.
 struct Sums {
-  Tensor rows, scale, slope;    // [B,H,N], where wanted
+  Tensor scale, slope;          // [B,H,N], where wanted
   std::vector<double> keys;     // per chunk and head of the group: [keys of the sequence]
   std::vector<double> tables;   // likewise: [size of table1d + table2d], of one wave of chunks
   std::vector<double> score_w;  // per chunk: [D]
@@ -86,7 +86,6 @@ class Backward {
     const Dims rows{B_, H_, N_};
     if (wanted.scale && grads.dscale.defined()) sums_.scale = Tensor::zeros(rows);
     if (wanted.slopes && grads.dslopes.defined()) sums_.slope = Tensor::zeros(rows);
-    if (bias_ == fused::BiasGradient::rows) sums_.rows = Tensor::zeros(rows);
     table1d_ = wanted.tables && grads.dtable1d.defined() ? p_.in.table1d.dim(1) : 0;
     table2d_ =
         wanted.tables && grads.dtable2d.defined() ? p_.in.table2d.dim(1) * p_.in.table2d.dim(2) : 0;
@@ -201,7 +200,6 @@ class Backward {
         if (bias_ == fused::BiasGradient::keys) {
           g.key_sums = sums_.keys.data() + c.keys_at + in_group * s.keys;
         }
-        g.row_sums = at(sums_.rows);
         g.row_scale = at(sums_.scale);
         g.row_slope = at(sums_.slope);
         if (table1d_ + table2d_ > 0) {
@@ -323,12 +321,26 @@ class Backward {
     });
   }
 
+  // A row's gradients add up to what moving all its scores by one number does: nothing to the
+  // weights, and so much to the statistic.
   void reduce_row_sums() {
     reduce_bias([&](auto&& element) {
-      const float* from = sums_.rows.data<float>();
+      const Tensor stat = saved_.row_stat.contiguous();
+      const float* row_stat = stat.data<float>();
+      const Tensor upstream = up_.drow_stat.defined() ? up_.drow_stat.contiguous() : Tensor();
+      const double unit = map_.kind == kernels::RowNormalizer::sparsemax ||
+                                  map_.kind == kernels::RowNormalizer::entmax
+                              ? map_.alpha - 1
+                              : 1;
       for (int64_t b = 0; b < B_; ++b) {
         for (int64_t h = 0; h < H_; ++h) {
-          for (int64_t i = 0; i < N_; ++i) element(b, h, i, 0) += *from++;
+          for (int64_t i = 0; i < N_; ++i) {
+            const int64_t row = (b * H_ + h) * N_ + i;
+            if (std::isnan(row_stat[row])) element(b, h, i, 0) += row_stat[row];
+            if (std::isfinite(row_stat[row]) && upstream.defined()) {
+              element(b, h, i, 0) += unit * upstream.data<float>()[row];
+            }
+          }
         }
       }
     });

@@ -165,7 +165,6 @@ struct TileGradients {
   int64_t dbias_key_stride = 0;
   double* key_sums =
       nullptr;  // [keys of the sequence] Σ_queries of the scores' gradients, added to
-  float* row_sums = nullptr;   // per query: Σ_keys of the scores' gradients
   float* row_scale = nullptr;  // per query: its part of the scale's gradient
   float* row_slope = nullptr;  // per query: its part of the slope's gradient
   double* dtable1d = nullptr;  // added to

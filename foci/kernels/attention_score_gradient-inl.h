@@ -46,15 +46,15 @@ struct TwoSum {
 
 // What one strip sums over its keys, per lane.
 struct RowSums {
-  LaneSum scores, scale, slope;
+  LaneSum scale, slope;
 };
 
 // Whether anything beside Q, K and V wants the scores' gradients, or the scores must be finished
 // again to get back to the products.
 HWY_INLINE bool wants_score_gradients(const Strip& s, const TileGradients& g) {
   return s.softcap > 0 || s.score != ScoreKind::dot || g.dbias != nullptr ||
-         g.key_sums != nullptr || g.row_sums != nullptr || g.row_scale != nullptr ||
-         g.row_slope != nullptr || g.dtable1d != nullptr || g.dtable2d != nullptr;
+         g.key_sums != nullptr || g.row_scale != nullptr || g.row_slope != nullptr ||
+         g.dtable1d != nullptr || g.dtable2d != nullptr;
 }
 
 // dbias += the strip's gradients; `first` is the strip's first query in the tile.
@@ -78,16 +78,6 @@ inline HWY_NOINLINE void add_key_sums(const KeyRun& keys, const float* ds, doubl
   for (int64_t u = 0; u < keys.count; ++u) {
     const VF both = hn::Add(hn::Load(d, ds + u * 2 * L), hn::Load(d, ds + (u * 2 + 1) * L));
     sums[keys[u]] += hn::GetLane(hn::SumOfLanes(d, both));
-  }
-}
-
-inline HWY_NOINLINE void add_row_sums(int64_t count, const float* ds, LaneSum& sums) {
-  const DF d;
-  const int64_t L = lanes();
-  for (int v = 0; v < kVectors; ++v) {
-    TwoSum sum(sums, v);
-    for (int64_t u = 0; u < count; ++u) sum.add(hn::Load(d, ds + (u * kVectors + v) * L));
-    sum.store(sums, v);
   }
 }
 
@@ -167,7 +157,6 @@ inline void score_gradients_to_products(const Strip& s, const TileGradients& g, 
                                         const float* uncapped, RowSums& sums, float* ds) {
   if (g.dbias != nullptr) add_bias_gradient(g, first, s.mask.lanes, keys, ds);
   if (g.key_sums != nullptr) add_key_sums(keys, ds, g.key_sums);
-  if (g.row_sums != nullptr) add_row_sums(keys.count, ds, sums.scores);
   if (g.row_slope != nullptr) add_slope_gradient(s, keys, ds, sums.slope);
   if (g.dtable1d != nullptr || g.dtable2d != nullptr) add_table_gradients(s, g, keys, ds);
   if (s.softcap > 0) uncap_gradients(keys.count, s.softcap, uncapped, ds);
@@ -182,7 +171,6 @@ HWY_INLINE void store_row_sums(const Strip& s, const TileGradients& g, int64_t f
   const float scale = s.score == ScoreKind::dot && s.scale != 0 ? s.scale : 1.0f;
   const auto total = [](const LaneSum& sum, int lane) { return sum.sum[lane] + sum.error[lane]; };
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
-    if (g.row_sums != nullptr) g.row_sums[first + lane] = total(sums.scores, lane);
     if (g.row_slope != nullptr) g.row_slope[first + lane] = total(sums.slope, lane);
     if (g.row_scale != nullptr) g.row_scale[first + lane] = total(sums.scale, lane) / scale;
   }
