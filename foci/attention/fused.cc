@@ -26,9 +26,6 @@ struct Unit {
 }  // namespace
 
 std::optional<std::string> fused_refuses(const AttentionSpec& spec, const AttentionShape&) {
-  if (std::holds_alternative<TopK>(spec.normalizer)) {
-    return "fused serves the normalisers softmax, sparsemax and entmax";
-  }
   if (const auto* r = find_bias<Relative1D>(spec)) {
     if (r->max_distance >= int64_t{1} << 30) return "fused serves max_distance below 2^30";
   }

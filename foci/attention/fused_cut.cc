@@ -232,7 +232,9 @@ kernels::RowMap row_map_of(const AttentionSpec& spec) {
           [](const Entmax& e) {
             return RowMap{e.alpha == 2 ? RowNormalizer::sparsemax : RowNormalizer::entmax, e.alpha};
           },
-          [](const TopK&) -> RowMap { throw Error("fused: top-k was refused"); }},
+          [](const TopK& t) {
+            return RowMap{RowNormalizer::top_k, 0, t.k};
+          }},
       spec.normalizer);
 }
 

@@ -73,12 +73,13 @@ struct LaneMask {
 // get 0.
 void mask_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits) noexcept;
 
-enum class RowNormalizer : uint8_t { softmax, sparsemax, entmax };
+enum class RowNormalizer : uint8_t { softmax, sparsemax, entmax, top_k };
 
 // A row's map from scores to weights, with its parameters.
 struct RowMap {
   RowNormalizer kind = RowNormalizer::softmax;
-  double alpha = 0;  // entmax: > 1 and not 2
+  double alpha = 0;  // sparsemax: 2; entmax: > 1 and not 2
+  int64_t k = 0;     // top_k: ≥ 1
 
   bool sparse() const { return kind != RowNormalizer::softmax; }
 };

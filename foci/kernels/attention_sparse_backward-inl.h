@@ -38,8 +38,8 @@ inline void take_upstream(const TileGradients& g, int64_t first, int lanes, Spar
   }
 }
 
-// A map's f in ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf): 1 on sparsemax's support, p^(2−α) under entmax. A
-// NaN in f's place would be a broken lane's, which has no weights here.
+// A map's f in ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf): 1 on sparsemax's support, p^(2−α) under entmax. For
+// top-k it is p itself. Broken lanes have no weights here, and need none.
 inline HWY_NOINLINE void sparse_factors(const RowMap& map, int64_t count, const float* weights,
                                         float* f) {
   const DF d;
@@ -56,7 +56,7 @@ inline HWY_NOINLINE void sparse_factors(const RowMap& map, int64_t count, const 
 }
 
 // ds holds dP = V dYᵀ and becomes dS = f·(g − (Σ f·g − c·dstat)/Σf), where g is dP plus what the
-// statistics ask for, and c is ∂stat/∂s in units of f/Σf: α − 1 for τ.
+// statistics ask for, and c is ∂stat/∂s in units of f/Σf: α − 1 for τ, 1 for the log-sum-exp.
 //
 // The mean is taken twice, the second time of what the first leaves: a key whose f outgrows the
 // others' (α > 2, a weight about to vanish) would otherwise lose its gradient in the rounding of
@@ -68,7 +68,8 @@ inline HWY_NOINLINE void sparse_score_gradients(const RowMap& map, const SparseS
   const DI di;
   const int64_t L = lanes();
   const int64_t W = strip_width();
-  const auto stat = static_cast<float>(map.alpha - 1);
+  const bool top_k = map.kind == RowNormalizer::top_k;
+  const auto stat = top_k ? 1.0f : static_cast<float>(map.alpha - 1);
   for (int v = 0; v < kVectors; ++v) {
     const float* weights = p.weights + v * L;
     const float* factors = f + v * L;
@@ -193,7 +194,11 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   }
   SparseUpstream up;
   take_upstream(g, first, s.mask.lanes, up);
-  sparse_factors(map, p.count, p.weights, f);
+  if (map.kind == RowNormalizer::top_k) {
+    f = p.weights;
+  } else {
+    sparse_factors(map, p.count, p.weights, f);
+  }
   sparse_score_gradients(map, p, f, up, g.dcoverage, ds);
 
   RowSums sums;

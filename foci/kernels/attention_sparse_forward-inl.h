@@ -12,6 +12,7 @@
 #include "foci/kernels/attention_softmax_forward-inl.h"
 #include "foci/kernels/normalizers/entmax-inl.h"
 #include "foci/kernels/normalizers/sparsemax-inl.h"
+#include "foci/kernels/normalizers/topk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -19,25 +20,40 @@ namespace HWY_NAMESPACE {
 
 // Buffers that solving a strip needs, from the front of the scratch.
 struct SolveScratch {
-  uint32_t* bits;  // of all keys of the span
+  uint32_t* bits;  // [keys of the span]
+  // Top-k alone.
+  float* block;  // [kKeyBlock][W] scores
+  TopKBuffer buffer;
 };
 
-inline int64_t most_weights(const RowMap&, int64_t keys) {
-  return keys;
+// Rows of the compact strip at most.
+inline int64_t most_weights(const RowMap& map, int64_t keys) {
+  return map.kind == RowNormalizer::top_k ? top_k_keys(map.k, keys) : keys;
 }
 
 inline void take_solve_scratch(const RowMap& map, int64_t keys, Carver& mem, SparseStrip& p,
                                SolveScratch& scratch) {
+  const int64_t W = strip_width();
   const int64_t rows = most_weights(map, keys);
-  p.weights = mem.take<float>((rows + 1) * strip_width());
+  p.weights = mem.take<float>((rows + 1) * W);
   p.index = mem.take<int32_t>(rows + 1);
   scratch.bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+  if (map.kind != RowNormalizer::top_k) return;
+  scratch.block = mem.take<float>(HWY_MIN(keys, kKeyBlock) * W);
+  scratch.buffer.k = map.k;
+  scratch.buffer.slots = top_k_slots(map.k, keys);
+  scratch.buffer.score = mem.take<float>(scratch.buffer.slots * W);
+  scratch.buffer.key = mem.take<int32_t>(scratch.buffer.slots * W);
 }
 
 inline size_t solve_scratch_bytes(const RowMap& map, int64_t keys) {
+  const int64_t W = strip_width();
   const int64_t rows = most_weights(map, keys);
-  return Carver::bytes<float>((rows + 1) * strip_width()) + Carver::bytes<int32_t>(rows + 1) +
-         Carver::bytes<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+  const size_t bytes = Carver::bytes<float>((rows + 1) * W) + Carver::bytes<int32_t>(rows + 1) +
+                       Carver::bytes<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+  if (map.kind != RowNormalizer::top_k) return bytes;
+  return bytes + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * W) +
+         2 * Carver::bytes<float>(top_k_slots(map.k, keys) * W);
 }
 
 // For forward and for weights.
@@ -63,8 +79,7 @@ inline size_t sparse_backward_scratch(const RowMap& map, int64_t keys, int64_t D
 
 // From scores to the compact strip of weights. `panel` is the packed query panel.
 inline HWY_NOINLINE void solve_rows(const RowMap& map, const Strip& s, const KeySpan& span,
-                                    const float* panel, const SolveScratch& scratch,
-                                    SparseStrip& p) {
+                                    const float* panel, SolveScratch& scratch, SparseStrip& p) {
   switch (map.kind) {
     case RowNormalizer::sparsemax:
       gather_candidates(s, span, panel, 1.0f, scratch.bits, p);
@@ -73,6 +88,9 @@ inline HWY_NOINLINE void solve_rows(const RowMap& map, const Strip& s, const Key
     case RowNormalizer::entmax:
       gather_candidates(s, span, panel, static_cast<float>(map.alpha - 1), scratch.bits, p);
       solve_entmax(map.alpha, p);
+      break;
+    case RowNormalizer::top_k:
+      solve_top_k(s, span, panel, scratch.bits, scratch.block, scratch.buffer, p);
       break;
     case RowNormalizer::softmax:
       break;
@@ -141,12 +159,13 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   solve_rows(map, s, span, panel, scratch, p);
   HWY_ALIGN float factor[kMaxLanes] = {};
   HWY_ALIGN float entropy[kMaxLanes];
+  const float empty = map.kind == RowNormalizer::top_k ? -kInf : kInf;
   if (o.entropy) sparse_entropy(p, entropy);
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
     const bool any = p.seen >> lane & 1u;
     const bool broken = p.broken >> lane & 1u;
     factor[lane] = broken ? kNaN : (any ? 1.0f : 0.0f);
-    if (o.row_stat) o.row_stat[lane] = broken ? kNaN : (any ? p.row_stat[lane] : kInf);
+    if (o.row_stat) o.row_stat[lane] = broken ? kNaN : (any ? p.row_stat[lane] : empty);
     if (o.max_weight) o.max_weight[lane] = broken ? kNaN : (any ? p.max_weight[lane] : 0.0f);
     if (o.max_key) o.max_key[lane] = any && !broken ? p.max_key[lane] : -1;
     if (o.entropy) o.entropy[lane] = broken ? kNaN : (any ? entropy[lane] : 0.0f);

@@ -23,7 +23,6 @@ struct FusedCase {
   AttentionInputs in;
   AttentionUpstream up;
   bool poisoned = false;  // some key holds NaN or infinity
-  bool exact = false;     // scores are exact in float32
   std::string name;
 };
 
@@ -33,7 +32,7 @@ inline constexpr int64_t kEdgeSizes[] = {0,  1,  2,  3,  5,  7,  8,  9,  15, 16,
 
 // One of each path through the kernels.
 inline std::vector<Normalizer> fused_normalizers() {
-  return {Softmax{}, Sparsemax{}, Entmax{1.5}, Entmax{1.2}, Entmax{3}};
+  return {Softmax{}, Sparsemax{}, Entmax{1.5}, Entmax{1.2}, Entmax{3}, TopK{5}};
 }
 
 inline std::string text_of(const Normalizer& normalizer) {
@@ -42,8 +41,8 @@ inline std::string text_of(const Normalizer& normalizer) {
   return text.substr(from, to - from);
 }
 
-inline Normalizer random_fused_normalizer(Rng& rng) {
-  switch (rng.below(5)) {
+inline Normalizer random_fused_normalizer(Rng& rng, int64_t M) {
+  switch (rng.below(7)) {
     case 0:
       return Sparsemax{};
     case 1:
@@ -52,8 +51,33 @@ inline Normalizer random_fused_normalizer(Rng& rng) {
       const double alphas[] = {1.05, 1.2, 2, 3, 1 + 2 * rng.uniform()};
       return Entmax{alphas[rng.below(std::size(alphas))]};
     }
+    case 3:
+    case 4: {
+      const int64_t k[] = {1, 2, 5, 17, 64, M + 1, int64_t{1} << 62};
+      return TopK{k[rng.below(std::size(k))]};
+    }
     default:
       return Softmax{};
+  }
+}
+
+// Equal scores, in float32 as in double: keys that repeat, or numbers and a scale so coarse that
+// every score is exact (and zeros of both signs occur).
+inline void make_ties(Rng& rng, FusedCase& c) {
+  const int64_t kind = rng.below(3);
+  if (kind == 0 && std::holds_alternative<Dot>(c.spec.score)) {
+    c.spec.scale = rng.below(2) ? 0.5 : -0.5;
+    for (const Tensor& t : {c.in.q, c.in.k}) {
+      Tensor coarse = t.contiguous();
+      for (float& x : coarse.span<float>()) x = static_cast<float>(rng.below(3) - 1);
+      Tensor view = t;
+      view.copy_from(coarse);
+    }
+  } else if (kind == 1 && c.shape.M > 1) {
+    for (int64_t n = 0; n < c.shape.M; ++n) {
+      const int64_t from = rng.below(c.shape.M), to = rng.below(c.shape.M);
+      c.in.k.slice(2, to, to + 1).copy_from(c.in.k.slice(2, from, from + 1));
+    }
   }
 }
 
@@ -77,7 +101,7 @@ inline FusedCase random_fused_case(uint64_t index) {
   }
   AttentionSpec& spec = c.spec;
   if (rng.below(3) == 0) spec.score = Cosine{};
-  spec.normalizer = random_fused_normalizer(rng);
+  spec.normalizer = random_fused_normalizer(rng, s.M);
   switch (rng.below(3)) {
     case 0:
       spec.scale = rng.normal();
@@ -142,6 +166,7 @@ inline FusedCase random_fused_case(uint64_t index) {
   c.in.q = operand(s.H, s.N, s.D, strided);
   c.in.k = operand(s.Hk, s.M, s.D, strided);
   c.in.v = operand(s.Hk, s.M, s.Dv, strided);
+  if (std::holds_alternative<TopK>(spec.normalizer)) make_ties(rng, c);
   c.poisoned = rng.below(6) == 0 && s.M > 0;
   if (c.poisoned) {
     const int64_t b = rng.below(s.B), h = rng.below(s.Hk), j = rng.below(s.M);

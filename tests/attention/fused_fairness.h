@@ -27,10 +27,9 @@ struct RowFairness {
   bool largest = true;  // which key has the largest weight
 };
 
-// `exact`: scores are exact in float32, so that ties are ties.
+// Scores that are equal in double are taken to be equal in float32: the cases make them so.
 inline RowFairness row_fairness(const AttentionSpec& spec, const reference::Forward& f, int64_t b,
-                                int64_t h, int64_t i, bool exact, double tolerance,
-                                double gradient_tolerance) {
+                                int64_t h, int64_t i, double tolerance, double gradient_tolerance) {
   RowFairness fair;
   std::vector<double> seen;
   double size = 0.1;
@@ -43,8 +42,13 @@ inline RowFairness row_fairness(const AttentionSpec& spec, const reference::Forw
   }
   if (seen.size() < 2) return fair;
   std::sort(seen.begin(), seen.end(), std::greater<>());
-  const double error = exact ? 0 : 0x1p-21 * size;
-  fair.largest = seen[0] - seen[1] > 2 * error || (exact && seen[0] == seen[1]);
+  const double error = 0x1p-21 * size;
+  const auto decided = [&](double gap) { return gap == 0 || gap > 2 * error; };
+  fair.largest = decided(seen[0] - seen[1]);
+  if (const auto* t = std::get_if<TopK>(&spec.normalizer)) {
+    const auto k = static_cast<uint64_t>(t->k);
+    if (k < seen.size()) fair.forward = decided(seen[k - 1] - seen[k]);
+  }
   const double alpha = std::holds_alternative<Sparsemax>(spec.normalizer)
                            ? 2
                            : (std::holds_alternative<Entmax>(spec.normalizer)
@@ -53,8 +57,7 @@ inline RowFairness row_fairness(const AttentionSpec& spec, const reference::Forw
   if (alpha > 0) {
     const double tau = f.out.row_stat.at<double>(b, h, i);
     const double power = 1 / (alpha - 1);
-    // τ is found in float32 also where scores are exact.
-    const double delta = 2 * (alpha - 1) * std::max(error, 0x1p-24 * size);
+    const double delta = 2 * (alpha - 1) * error;
     for (double s : seen) {
       const double x = (alpha - 1) * s - tau;
       if (std::abs(x) <= delta) fair.forward = false;
@@ -75,11 +78,11 @@ inline RowFairness row_fairness(const AttentionSpec& spec, const reference::Forw
 
 // The rows of a case; upstream gradients that cannot be compared are taken away, and so is
 // dcoverage where a whole row's gradient cannot be.
-struct Fairness {
+struct FusedFairness {
   std::vector<RowFairness> rows;  // [B·H·N]
   int64_t unfair = 0;             // rows whose forward or gradient is left out
 
-  Fairness(const AttentionSpec& spec, const reference::Forward& f, bool exact, double tolerance,
+  FusedFairness(const AttentionSpec& spec, const reference::Forward& f, double tolerance,
            double gradient_tolerance, AttentionUpstream& up) {
     const int64_t B = f.out.y.dim(0), H = f.out.y.dim(1), N = f.out.y.dim(2);
     for (Tensor* t : {&up.dy, &up.drow_stat, &up.dentropy, &up.dmax_weight}) {
@@ -88,8 +91,7 @@ struct Fairness {
     for (int64_t b = 0; b < B; ++b) {
       for (int64_t h = 0; h < H; ++h) {
         for (int64_t i = 0; i < N; ++i) {
-          const RowFairness fair =
-              row_fairness(spec, f, b, h, i, exact, tolerance, gradient_tolerance);
+          const RowFairness fair = row_fairness(spec, f, b, h, i, tolerance, gradient_tolerance);
           rows.push_back(fair);
           const auto clear = [&](const Tensor& t) {
             if (t.defined()) t.select(0, b).select(0, h).select(0, i).fill(0);

@@ -67,7 +67,7 @@ TEST(Fused, EqualsTheOracle) {
   for (uint64_t index = 0; index < 400 && !HasFailure(); ++index) {
     FusedCase c = random_fused_case(index);
     const reference::Forward want = reference::attention_forward(c.spec, c.in);
-    const testing::Fairness fair(c.spec, want, c.exact, kForward / 2, kGradient / 2, c.up);
+    const testing::FusedFairness fair(c.spec, want, kForward / 2, kGradient / 2, c.up);
     rows += static_cast<int64_t>(fair.rows.size());
     unfair += fair.unfair;
     const AttentionGradients want_grad = reference::attention_backward(c.spec, c.in, c.up);

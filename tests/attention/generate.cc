@@ -6,11 +6,6 @@
 namespace foci::testing {
 namespace {
 
-void narrow_to_fused(SweepCase& c) {
-  AttentionSpec& s = c.spec;
-  if (std::holds_alternative<TopK>(s.normalizer)) s.normalizer = Softmax{};
-}
-
 // The same values with spare elements after each row.
 Tensor with_gap(const Tensor& t, int64_t gap) {
   Dims wide = t.shape();
@@ -29,9 +24,8 @@ double alpha_of(const Normalizer& normalizer) {
 
 }  // namespace
 
-SweepCase attention_case(uint64_t n, Family family, DType dtype, const SweepLimits& limits) {
+SweepCase attention_case(uint64_t n, DType dtype, const SweepLimits& limits) {
   SweepCase c = sweep_case(n, dtype, limits);
-  if (family == Family::fused) narrow_to_fused(c);
   Rng rng(n, 78);
   for (Tensor* t :
        {&c.up.dy, &c.up.drow_stat, &c.up.dentropy, &c.up.dmax_weight, &c.up.dcoverage}) {

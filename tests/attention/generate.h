@@ -1,5 +1,5 @@
 // Random attention problems for whatever implementation is to be compared with the oracle: the
-// reference's sweep over all specs, at any sizes, narrowed to a family, and with strided tensors.
+// reference's sweep over all specs, at any sizes, and with strided tensors.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,8 @@
 
 namespace foci::testing {
 
-enum class Family : uint8_t {
-  everything,
-  // All but top-k.
-  fused
-};
-
-// Case n of a family. Undefined upstream gradients are as likely as given ones.
-SweepCase attention_case(uint64_t n, Family family, DType dtype = DType::f32,
-                         const SweepLimits& limits = {});
+// Case n. Undefined upstream gradients are as likely as given ones.
+SweepCase attention_case(uint64_t n, DType dtype = DType::f32, const SweepLimits& limits = {});
 
 // The same values behind other strides: q, k, v, dy as views of a packed [B, N, H, D + gap] buffer,
 // broadcast tensors with spare columns.

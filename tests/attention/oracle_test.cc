@@ -15,7 +15,6 @@ namespace foci {
 namespace {
 
 using testing::attention_case;
-using testing::Family;
 using testing::near;
 using testing::same_bits;
 using testing::SweepCase;
@@ -30,9 +29,6 @@ class Implemented : public ::testing::TestWithParam<Implementation> {
                 SimdTarget target = current_target()) const {
     return Plan::make(spec, testing::shape_of(in), {.implementation = GetParam(), .target = target})
         .bind(in);
-  }
-  Family everything() const {
-    return GetParam() == Implementation::plain ? Family::everything : Family::fused;
   }
 };
 std::string name_of_case(const ::testing::TestParamInfo<Implementation>& info) {
@@ -128,7 +124,7 @@ void Sweep::sweep(uint64_t first, int cases, DType dtype, const SweepLimits& lim
   Count count;
   const std::vector<SimdTarget>& targets = supported_targets();
   for (int n = 0; n < cases && !::testing::Test::HasFailure(); ++n) {
-    compare(attention_case(first + static_cast<uint64_t>(n), everything(), dtype, limits),
+    compare(attention_case(first + static_cast<uint64_t>(n), dtype, limits),
             targets[static_cast<size_t>(n) % targets.size()], count);
   }
   EXPECT_LT(count.unfair * 10, count.rows);
@@ -189,7 +185,7 @@ TEST_P(Threads, DoNotChangeBits) {
   const SweepLimits limits{
       .batch = 3, .kv_heads = 2, .group = 2, .queries = 250, .keys = 300, .head = 24, .value = 20};
   for (uint64_t n = 300; n < 312 && !HasFailure(); ++n) {
-    const SweepCase c = attention_case(n, everything(), DType::f32, limits);
+    const SweepCase c = attention_case(n, DType::f32, limits);
     SCOPED_TRACE(c.text);
     const Bound bound = bind_it(c.spec, c.in);
     set_num_threads(1);
@@ -212,7 +208,6 @@ Tensor random(const Dims& shape, uint64_t seed) {
 
 // A row's result must not depend on which rows stand around it.
 TEST_P(Implemented, EqualQueriesGiveEqualRowsAtEveryPosition) {
-  if (GetParam() == Implementation::fused) GTEST_SKIP() << "fused has no top-k yet";
   for (const int64_t N : {1, 2, 15, 17, 50, 96, 97, 131, 200}) {
     for (const int64_t M : {1, 37, 255, 256, 300}) {
       SCOPED_TRACE(fmt::format("N {} M {}", N, M));
@@ -222,8 +217,8 @@ TEST_P(Implemented, EqualQueriesGiveEqualRowsAtEveryPosition) {
       in.k = random({1, 1, M, 20}, 3);
       in.v = random({1, 1, M, 28}, 4);
       for (int64_t i = 0; i < N; i += 1) in.q.slice(2, i, i + 1).copy_from(row);
-      for (const Normalizer& normalizer :
-           {Normalizer(Softmax{}), Normalizer(Sparsemax{}), Normalizer(TopK{5})}) {
+      for (const Normalizer& normalizer : {Normalizer(Softmax{}), Normalizer(Sparsemax{}),
+                                           Normalizer(Entmax{1.3}), Normalizer(TopK{5})}) {
         const AttentionSpec spec{.normalizer = normalizer, .statistics = Statistics::all()};
         const AttentionOutputs out = bind_it(spec, in).forward();
         AttentionInputs one = in;
@@ -241,7 +236,6 @@ TEST_P(Implemented, EqualQueriesGiveEqualRowsAtEveryPosition) {
 
 // A packed batch gives what its members give one by one, forward and backward.
 TEST_P(Implemented, APackedBatchEqualsItsMembers) {
-  if (GetParam() == Implementation::fused) GTEST_SKIP() << "fused has no top-k yet";
   const std::vector<int64_t> queries = {5, 97, 1, 0, 130}, keys = {300, 20, 1, 7, 131};
   const int64_t H = 4, Hk = 2, D = 20, Dv = 12;
   int64_t N = 0, M = 0;
@@ -267,8 +261,8 @@ TEST_P(Implemented, APackedBatchEqualsItsMembers) {
   const std::vector<SimdTarget>& targets = supported_targets();
   size_t turn = 0;
   for (const Score& score : {Score(Dot{}), Score(Cosine{}), Score(L2{0.2}), Score(Additive{})}) {
-    for (const Normalizer& normalizer :
-         {Normalizer(Softmax{}), Normalizer(Sparsemax{}), Normalizer(TopK{5})}) {
+    for (const Normalizer& normalizer : {Normalizer(Softmax{}), Normalizer(Sparsemax{}),
+                                         Normalizer(Entmax{1.3}), Normalizer(TopK{5})}) {
       AttentionSpec spec{.score = score,
                          .normalizer = normalizer,
                          .biases = {Alibi{}},
@@ -323,7 +317,7 @@ TEST_P(Implemented, ABatchEqualsItsMembers) {
   const SweepLimits limits{
       .batch = 3, .kv_heads = 2, .group = 2, .queries = 120, .keys = 300, .head = 24, .value = 20};
   for (uint64_t n = 40; n < 80 && !HasFailure(); ++n) {
-    SweepCase c = attention_case(n, everything(), DType::f32, limits);
+    SweepCase c = attention_case(n, DType::f32, limits);
     if (has_mask<Keep>(c.spec)) continue;  // its broadcast shape does not slice
     if (find_bias<TensorBias>(c.spec)) continue;
     c.spec.dropout.reset();  // counts the batch

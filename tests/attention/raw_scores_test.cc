@@ -14,7 +14,6 @@ namespace foci {
 namespace {
 
 using testing::attention_case;
-using testing::Family;
 using testing::near;
 using testing::same_bits;
 using testing::SweepCase;
@@ -51,8 +50,7 @@ Bound bind(const SweepCase& c, const AttentionInputs& in, SimdTarget target) {
 void sweep(uint64_t first, int cases, DType dtype, const SweepLimits& limits) {
   const std::vector<SimdTarget>& targets = supported_targets();
   for (int n = 0; n < cases && !::testing::Test::HasFailure(); ++n) {
-    SweepCase c =
-        attention_case(first + static_cast<uint64_t>(n), Family::everything, dtype, limits);
+    SweepCase c = attention_case(first + static_cast<uint64_t>(n), dtype, limits);
     SCOPED_TRACE(c.text);
     // Whether a key is chosen may hang on less than float32's rounding.
     const bool fair = testing::make_fair(c, reference::attention_forward(c.spec, c.in)).count == 0;
@@ -85,7 +83,7 @@ TEST(RawScores, DoNotDependOnThreads) {
   const SweepLimits limits{.batch = 2, .kv_heads = 2, .group = 2, .queries = 200, .keys = 300};
   const int before = num_threads();
   for (uint64_t n = 29000; n < 29004; ++n) {
-    const SweepCase c = attention_case(n, Family::everything, DType::f32, limits);
+    const SweepCase c = attention_case(n, DType::f32, limits);
     const Bound bound = bind(c, c.in, current_target());
     for (ScoreStage stage : kStages) {
       set_num_threads(1);
