@@ -14,14 +14,17 @@
 
 #include <nlohmann/json.hpp>
 
-#include "fma_peak.h"
 #include "foci/attention/plan.h"
 #include "foci/core/rng.h"
 #include "foci/core/threads.h"
-#include "interleaved.h"
+#include "foci/measure/fma_peak.h"
+#include "foci/measure/interleaved.h"
 
 namespace foci::bench {
 namespace {
+
+using measure::Candidate;
+using measure::Timing;
 
 struct Row {
   std::string name;
@@ -69,7 +72,7 @@ struct Measured {
   double fused_gflops, plain_gflops, share, speedup, low, high;
 };
 
-Measured measure(const Row& row, bool backward, double peak, double seconds) {
+Measured measured(const Row& row, bool backward, double peak, double seconds) {
   const AttentionShape& s = row.shape;
   Rng rng(1);
   AttentionInputs in;
@@ -89,7 +92,7 @@ Measured measure(const Row& row, bool backward, double peak, double seconds) {
       candidates.push_back({name, [bound, out = saved]() mutable { bound.forward(out); }});
     }
   }
-  const std::vector<Timing> t = interleaved(candidates, seconds);
+  const std::vector<Timing> t = measure::interleaved(candidates, {.seconds = seconds});
   const double flops = 4e-9 * static_cast<double>(s.B * s.H * s.N * s.M) *
                        static_cast<double>(s.D + s.Dv) / 2 * row.useful * (backward ? 2.5 : 1);
   return {row.name,
@@ -121,7 +124,7 @@ int main(int argc, char** argv) {
     }
   }
   const SimdTarget target = current_target();
-  const double peak = fma_peak_gflops(target, num_threads());
+  const double peak = measure::fma_peak_gflops(target, num_threads());
   if (!json) {
     fmt::print("SIMD target {}, {} threads, multiply-add peak {:.0f} GF/s\n", name_of(target),
                num_threads(), peak);
@@ -135,7 +138,7 @@ int main(int argc, char** argv) {
   int slower = 0;
   for (const Row& row : rows(quick)) {
     for (bool backward : {false, true}) {
-      const Measured m = measure(row, backward, peak, quick ? 0.3 : 0.8);
+      const Measured m = measured(row, backward, peak, quick ? 0.3 : 0.8);
       slower += m.speedup < 1;
       if (json) {
         out["rows"].push_back({{"shape", m.name},

@@ -10,13 +10,13 @@
 #include <functional>
 #include <string>
 
-#include "fma_peak.h"
 #include "foci/core/rng.h"
 #include "foci/core/simd_target.h"
 #include "foci/core/tensor.h"
 #include "foci/core/threads.h"
 #include "foci/kernels/dense.h"
-#include "interleaved.h"
+#include "foci/measure/fma_peak.h"
+#include "foci/measure/interleaved.h"
 
 namespace foci {
 using kernels::Activation;
@@ -84,9 +84,10 @@ void bench_shape(int64_t rows, int64_t inputs, int64_t outputs, SimdTarget targe
          kernels::linear_backward_weight(target, rows, inputs, outputs, dy.data(), outputs,
                                          x.data(), inputs, dw.data(), nullptr, false);
        }}};
-  const auto clock = threads == 1 ? bench::ClockKind::thread_cpu : bench::ClockKind::wall;
+  const auto clock = threads == 1 ? measure::ClockKind::thread_cpu : measure::ClockKind::wall;
   for (const Pair& p : pairs) {
-    const auto t = bench::interleaved({{"oneDNN", p.dnnl}, {"foci", p.own}}, seconds, clock);
+    const auto t = measure::interleaved({{"oneDNN", p.dnnl}, {"foci", p.own}},
+                                        {.seconds = seconds, .clock = clock});
     const double own = flops / t[1].seconds * 1e-9;
     std::printf("%5ld %4ld %4ld  %d  %-10s %8.1f %8.1f   %5.1f %%   %.2f  [%.2f, %.2f]\n",
                 static_cast<long>(rows), static_cast<long>(inputs), static_cast<long>(outputs),
@@ -108,7 +109,7 @@ int run(double seconds) {
   for (const int threads : {1, 2}) {
     set_num_threads(threads);
     set_openmp_threads(threads);
-    const double peak = bench::fma_peak_gflops(target, threads);
+    const double peak = measure::fma_peak_gflops(target, threads);
     std::printf("multiply-add peak, %d thread%s: %.0f GF/s\n", threads, threads > 1 ? "s" : "",
                 peak);
     for (const Shape& s :

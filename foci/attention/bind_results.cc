@@ -1,8 +1,10 @@
 // Bound: checks and makes what forward, backward and weights write, then calls the implementation.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "foci/attention/state.h"
+#include "foci/core/threads.h"
 
 namespace foci {
 namespace {
@@ -252,6 +254,38 @@ Tensor Bound::weights(const AttentionOutputs& saved, std::span<const int64_t> ro
       {s.B, static_cast<int64_t>(heads.size()), static_cast<int64_t>(rows.size()), s.M});
   state_->plan->picked->weights(p, saved, rows, heads, w);
   return w;
+}
+
+int64_t Bound::visible_pairs() const {
+  const Problem& p = state_->problem;
+  const AttentionShape& s = p.shape;
+  const KeyMask& mask = p.mask;
+  constexpr double kMinus = -std::numeric_limits<double>::infinity();
+  bool masking = false;  // whether the bias hides anything
+  if (p.bias.defined()) {
+    const Tensor own = state_->problem.in.bias.to(DType::f64).contiguous();
+    const auto values = own.span<double>();
+    masking = std::find(values.begin(), values.end(), kMinus) != values.end();
+  }
+  const bool same_heads =
+      (!mask.keep.defined() || mask.keep.stride(1) == 0) && (!masking || p.bias.stride(1) == 0);
+  const int64_t heads = same_heads ? 1 : s.H;
+  std::vector<int64_t> rows(s.B * s.N, 0);
+  parallel_for(s.B * s.N, [&](int64_t row) {
+    const int64_t begin = mask.begin[row], end = mask.end[row];
+    if (mask.only_ranges() && !masking) {
+      rows[row] = (end - begin) * heads;
+      return;
+    }
+    const int64_t b = row / s.N, i = row % s.N;
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t j = begin; j < end; ++j) {
+        if (!mask.allows(b, h, i, j)) continue;
+        rows[row] += !masking || p.bias.item({b, h, i, j}) != kMinus;
+      }
+    }
+  });
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0}) * (same_heads ? s.H : 1);
 }
 
 }  // namespace foci

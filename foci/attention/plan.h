@@ -90,6 +90,11 @@ class FOCI_API Bound {
   Tensor weights(const AttentionOutputs& saved, std::span<const int64_t> rows,
                  std::span<const int64_t> heads) const;
 
+  // How many pairs (batch, head, query, key) the masks let through, −inf in a tensor bias being one
+  // (DropKey is not). Constant time a row, unless keep bits, such a bias, or segments that do not
+  // lie together must be looked through.
+  int64_t visible_pairs() const;
+
  private:
   friend class Plan;
   friend FOCI_API Tensor raw_scores(const Bound& bound, ScoreStage stage);

@@ -17,6 +17,7 @@
 
 namespace foci::cli {
 
+std::unique_ptr<Verb> make_bench_attention();
 std::unique_ptr<Verb> make_classify();
 std::unique_ptr<Verb> make_demo();
 std::unique_ptr<Verb> make_inspect();
@@ -32,6 +33,8 @@ constexpr VerbEntry kVerbs[] = {
      make_train_vit},
     {"classify", "Name what pictures show, with a trained model", make_classify},
     {"inspect", "Show where a trained model looks in pictures, as a report", make_inspect},
+    {"bench attention", "Measure attention for any spec and shape, against the machine's peak",
+     make_bench_attention},
     {"verify", "Check the attention engine against case files", make_verify},
     {"version", "Say what this program was built from and what it runs on", make_version},
 };
@@ -227,7 +230,7 @@ std::string help() {
       "foci: attention on CPUs, and instruments that show where a model looks\n\n"
       "usage: foci VERB [OPTIONS] [ARGUMENTS]\n\n";
   for (const VerbEntry& entry : kVerbs)
-    out += fmt::format("  {:<12} {}\n", entry.name, entry.about);
+    out += fmt::format("  {:<16} {}\n", entry.name, entry.about);
   return out +
          "\nfoci VERB --help lists a verb's options with their defaults.\n"
          "Results go to stdout, progress and remarks to stderr.\n"

@@ -114,6 +114,18 @@ TEST(RawScores, HiddenKeysAreNotRead) {
   EXPECT_TRUE(near(raw_scores(bound, ScoreStage::weights), rows(1, 0), 0));
 }
 
+// Of the same tensors: how many pairs a benchmark may count.
+TEST(VisiblePairs, AreThoseTheOracleAllows) {
+  for (uint64_t n = 30000; n < 30400; ++n) {
+    SweepCase c = attention_case(n);
+    c.spec.dropout.reset();
+    const auto allowed = reference::attention_forward(c.spec, c.in).allowed;
+    int64_t count = 0;
+    for (bool a : allowed.span<bool>()) count += a;
+    EXPECT_EQ(bind(c, testing::strided(c.in), current_target()).visible_pairs(), count) << c.text;
+  }
+}
+
 TEST(RawScores, EmptySizes) {
   for (const auto& [N, M] : {std::pair{0, 3}, {3, 0}, {0, 0}}) {
     const AttentionInputs in{.q = Tensor::zeros({1, 2, N, 4}),

@@ -6,7 +6,8 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import program  # noqa: E402
 
-VERBS = ["demo", "train vit", "classify", "inspect", "verify", "version"]
+VERBS = ["demo", "train vit", "classify", "inspect", "bench attention", "verify",
+         "version"]
 
 
 class Help(program.ProgramTest):

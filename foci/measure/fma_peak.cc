@@ -1,5 +1,5 @@
 // The multiply-add peak, compiled once a SIMD target.
-#define HWY_TARGET_INCLUDE "fma_peak.cc"
+#define HWY_TARGET_INCLUDE "foci/measure/fma_peak.cc"
 #include "foci/core/highway_targets.h"
 // After foci's choice of targets.
 #include <hwy/foreach_target.h>
@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "fma_peak.h"
 #include "foci/kernels/simd-inl.h"
+#include "foci/measure/fma_peak.h"
 
-#ifndef FOCI_BENCH_FMA_PEAK_ONCE
-#define FOCI_BENCH_FMA_PEAK_ONCE
+#ifndef FOCI_MEASURE_FMA_PEAK_ONCE
+#define FOCI_MEASURE_FMA_PEAK_ONCE
 namespace foci::kernels {
 struct PeakKernels {
   int64_t flops_per_step;
@@ -72,7 +72,7 @@ namespace foci::kernels {
 FOCI_KERNEL_TABLE(PeakKernels, peak_table, peak_kernels)
 }
 
-namespace foci::bench {
+namespace foci::measure {
 namespace {
 
 // CPU time of this thread: a core that others use as well has the same peak.
@@ -84,32 +84,36 @@ double thread_seconds() {
 
 }  // namespace
 
-double fma_peak_gflops(SimdTarget target, int threads) {
-  constexpr int kRuns = 8;
+double fma_peak_sample(SimdTarget target, int threads) {
   constexpr int64_t kSteps = 2'000'000;
   const kernels::PeakKernels& peak = kernels::peak_kernels(target);
-  volatile float sink = peak.run(kSteps / 4, 0.5f);
-  double best = 0;
-  for (int run = 0; run < kRuns; ++run) {
-    std::atomic<int> waiting = threads;
-    std::atomic<double> rate = 0;
-    const auto work = [&] {
-      // All begin together, so that shared power and clock limits count.
-      for (--waiting; waiting > 0;) std::this_thread::yield();
-      const double begin = thread_seconds();
-      const float result = peak.run(kSteps, 0.5f);
-      const double seconds = thread_seconds() - begin;
-      sink = result;
-      rate += static_cast<double>(kSteps * peak.flops_per_step) / seconds;
-    };
-    std::vector<std::thread> others;
-    for (int t = 1; t < threads; ++t) others.emplace_back(work);
-    work();
-    for (std::thread& t : others) t.join();
-    best = std::max(best, rate.load());
-  }
-  return best * 1e-9;
+  std::atomic<int> waiting = threads;
+  std::atomic<double> rate = 0;
+  std::atomic<float> sink = 0;
+  const auto work = [&] {
+    // All begin together, so that shared power and clock limits count.
+    for (--waiting; waiting > 0;) std::this_thread::yield();
+    const double begin = thread_seconds();
+    const float result = peak.run(kSteps, 0.5f);
+    const double seconds = thread_seconds() - begin;
+    sink = result;
+    rate += static_cast<double>(kSteps * peak.flops_per_step) / seconds;
+  };
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back(work);
+  work();
+  for (std::thread& t : others) t.join();
+  return rate.load() * 1e-9;
 }
 
-}  // namespace foci::bench
+double fma_peak_gflops(SimdTarget target, int threads) {
+  constexpr int kSamples = 8;
+  double best = 0;
+  for (int sample = 0; sample < kSamples; ++sample) {
+    best = std::max(best, fma_peak_sample(target, threads));
+  }
+  return best;
+}
+
+}  // namespace foci::measure
 #endif

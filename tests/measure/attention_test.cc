@@ -1,0 +1,99 @@
+// What `foci bench attention` measures: inputs for every spec, pairs that count, rows of the
+// report.
+#include "foci/measure/attention.h"
+
+#include <gtest/gtest.h>
+
+#include "reference/sweep.h"
+
+namespace foci::measure {
+namespace {
+
+using testing::sweep_case;
+
+TEST(MeasureAttention, DrawsInputsForEverySpec) {
+  for (uint64_t n = 0; n < 300; ++n) {
+    const testing::SweepCase c = sweep_case(n, DType::f32);
+    const AttentionShape shape{.B = c.in.q.dim(0),
+                               .H = c.in.q.dim(1),
+                               .Hk = c.in.k.dim(1),
+                               .N = c.in.q.dim(2),
+                               .M = c.in.k.dim(2),
+                               .D = c.in.q.dim(3),
+                               .Dv = c.in.v.dim(3),
+                               .dtype = n % 3 == 0 ? DType::f16 : DType::f32};
+    SCOPED_TRACE(c.text);
+    EXPECT_NO_THROW(Plan::make(c.spec, shape).bind(random_inputs(c.spec, shape, n)).forward());
+    EXPECT_GT(bytes_needed({.spec = c.spec, .shape = shape}), 0);
+  }
+  EXPECT_GT(bytes_available(), 1e6);
+}
+
+TEST(MeasureAttention, TheSeedDecidesTheInputs) {
+  const AttentionShape shape{.H = 2, .Hk = 2, .N = 3, .M = 4, .D = 2, .Dv = 2};
+  const auto first = [&](uint64_t seed) {
+    return random_inputs({}, shape, seed).q.at<float>(0, 0, 0, 0);
+  };
+  EXPECT_EQ(first(1), first(1));
+  EXPECT_NE(first(1), first(2));
+}
+
+AttentionJob small(const AttentionSpec& spec) {
+  return {.spec = spec,
+          .shape = {.B = 2, .H = 2, .Hk = 1, .N = 6, .M = 8, .D = 4, .Dv = 3},
+          .seconds = 1e-3};
+}
+
+TEST(MeasureAttention, ReportsBothDirections) {
+  AttentionJob job = small({.masks = {Causal{}}});
+  job.seconds = 0.5;
+  const AttentionReport r = measure_attention(job);
+  EXPECT_EQ(r.pairs, 2 * 2 * 6 * 8);
+  EXPECT_EQ(r.visible_pairs, 2 * 2 * (3 + 4 + 5 + 6 + 7 + 8));
+  EXPECT_NE(r.explanation.find("fused"), std::string::npos);
+  EXPECT_GT(r.peak_gflops, 0);
+  EXPECT_FALSE(r.stopped);
+  EXPECT_TRUE(r.left_out.empty());
+  ASSERT_EQ(r.rows.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    const AttentionRow& row = r.rows[i];
+    EXPECT_EQ(row.backward, i >= 2);
+    EXPECT_EQ(row.implementation, i % 2 ? Implementation::plain : Implementation::fused);
+    EXPECT_GE(row.rounds, 1);
+    EXPECT_GT(row.workspace_bytes, 0u);
+    const double flops = 2e-9 * double(r.visible_pairs) * (i >= 2 ? 3 * 4 + 2 * 3 : 4 + 3);
+    EXPECT_NEAR(row.gflops * row.seconds, flops, 1e-6 * flops);
+    EXPECT_NEAR(row.share * r.peak_gflops, row.gflops, 1e-6 * row.gflops);
+    EXPECT_EQ(row.speedup > 0, i % 2 == 0);
+  }
+}
+
+TEST(MeasureAttention, EverySpecCanBeMeasured) {
+  for (uint64_t n = 0; n < 6; ++n) {
+    AttentionJob job = small(sweep_case(n, DType::f32).spec);
+    if (std::holds_alternative<std::vector<double>>(job.spec.scale)) job.spec.scale = AutoScale{};
+    std::erase_if(job.spec.biases,
+                  [](const Bias& b) { return std::holds_alternative<Relative2D>(b); });
+    job.all_gradients = true;
+    const AttentionReport r = measure_attention(job);
+    EXPECT_GE(r.rows.size(), 2u);
+    EXPECT_LE(r.visible_pairs, r.pairs);
+  }
+}
+
+TEST(MeasureAttention, EmptyShapesAndStops) {
+  AttentionJob job = small({});
+  job.shape.N = 0;
+  EXPECT_EQ(measure_attention(job).visible_pairs, 0);
+  job = small({});
+  job.keep_going = [] { return false; };
+  const AttentionReport r = measure_attention(job);
+  EXPECT_TRUE(r.stopped);
+  EXPECT_TRUE(r.rows.empty());
+  job.shape.H = 3, job.shape.Hk = 2;
+  EXPECT_THROW(measure_attention(job), ArgumentError);
+  EXPECT_THROW((void)bytes_needed(job), ArgumentError);
+}
+
+}  // namespace
+}  // namespace foci::measure
