@@ -126,7 +126,7 @@ TEST(Plan, PicksFusedForEverySpec) {
   for (const Score& score : {Score(Dot{}), Score(Cosine{}), Score(L2{}), Score(Additive{})}) {
     for (const Normalizer& normalizer :
          {Normalizer(Softmax{}), Normalizer(Sparsemax{}), Normalizer(Entmax{1.5}),
-          Normalizer(Entmax{1.3}), Normalizer(Entmax{4})}) {
+          Normalizer(Entmax{1.3}), Normalizer(Entmax{4}), Normalizer(TopK{3})}) {
       for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
         for (const DropoutPlace place : {DropoutPlace::weights, DropoutPlace::keys}) {
           AttentionSpec spec;
