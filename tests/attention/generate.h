@@ -3,15 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "foci/attention/plan.h"
-#include "foci/reference/attention.h"
+#include "foci/core/rng.h"
 #include "reference/sweep.h"
 
 namespace foci::testing {
 
-// Case n. Undefined upstream gradients are as likely as given ones.
+// Takes about one upstream gradient of four away.
+void thin_upstream(SweepCase& c, uint64_t seed);
+
+// Case n. Undefined upstream gradients are among them.
 SweepCase attention_case(uint64_t n, DType dtype = DType::f32, const SweepLimits& limits = {});
 
 // The same values behind other strides: q, k, v, dy as views of a packed [B, N, H, D + gap] buffer,
@@ -21,15 +25,10 @@ Tensor strided_heads(const Tensor& t);
 
 AttentionShape shape_of(const AttentionInputs& in);
 
-// Rows that double decides by less than float32's rounding (see Margins): their outputs are not
-// compared, and their upstream gradients taken away.
-struct Fairness {
-  std::vector<uint8_t> unfair;  // [B·H·N]
-  int64_t count = 0;            // of unfair rows
-};
-// Changes the case's upstream gradients, and dcoverage where any row is unfair.
-Fairness make_fair(SweepCase& c, const reference::Forward& expected);
-// Copies the expected values of unfair rows (and coverage) over the actual ones.
-void excuse(const Fairness& fairness, const AttentionOutputs& expected, AttentionOutputs& actual);
+// One of each path through the kernels.
+std::vector<Normalizer> every_normalizer();
+std::string text_of(const Normalizer& normalizer);
+
+Tensor random_normal(Rng& rng, const Dims& shape, double scale = 1);
 
 }  // namespace foci::testing

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/fairness.h"
 #include "attention/generate.h"
 #include "attention/tolerance.h"
 #include "foci/attention/plan.h"

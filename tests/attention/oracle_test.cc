@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "attention/compare.h"
 #include "attention/generate.h"
 #include "attention/tolerance.h"
 #include "foci/attention/plan.h"
@@ -15,12 +16,11 @@ namespace foci {
 namespace {
 
 using testing::attention_case;
+using testing::kEverything;
 using testing::near;
 using testing::same_bits;
 using testing::SweepCase;
 using testing::SweepLimits;
-
-constexpr AttentionWanted kEverything{true, true, true, true, true, true};
 
 // Runs once an implementation.
 class Implemented : public ::testing::TestWithParam<Implementation> {
@@ -38,96 +38,25 @@ INSTANTIATE_TEST_SUITE_P(, Implemented,
                          ::testing::Values(Implementation::plain, Implementation::fused),
                          name_of_case);
 
-AttentionUpstream doubles(const AttentionUpstream& up) {
-  AttentionUpstream d = up;
-  for (Tensor* t : {&d.dy, &d.drow_stat, &d.dentropy, &d.dmax_weight, &d.dcoverage}) {
-    if (t->defined()) *t = t->to(DType::f64);
-  }
-  return d;
-}
-
-void expect_outputs(const AttentionOutputs& a, const AttentionOutputs& e) {
-  EXPECT_TRUE(near(a.y, e.y)) << "y";
-  EXPECT_TRUE(near(a.row_stat, e.row_stat)) << "row_stat";
-  EXPECT_TRUE(near(a.entropy, e.entropy, testing::kTolerance, 0.1)) << "entropy";
-  EXPECT_TRUE(near(a.max_weight, e.max_weight)) << "max_weight";
-  EXPECT_TRUE(near(a.max_key, e.max_key, 0)) << "max_key";
-  EXPECT_TRUE(near(a.support, e.support, 0)) << "support";
-  EXPECT_TRUE(near(a.coverage, e.coverage)) << "coverage";
-}
-
-// Gradients of q, k, v are compared as they are; those that sum over a batch may cancel, and their
-// terms, of about unit size, are as many as there are rows.
-void expect_gradients(const AttentionGradients& a, const AttentionGradients& e, int64_t rows) {
-  const double sum = 0.5 * std::sqrt(static_cast<double>(rows));
-  const auto check = [&](const Tensor& x, const Tensor& y, double floor, const char* name) {
-    ASSERT_EQ(x.defined(), y.defined()) << name;
-    if (!x.defined()) return;
-    EXPECT_TRUE(near(x, y, testing::kTolerance, floor)) << name;
-  };
-  check(a.dq, e.dq, 0.01, "dq");
-  check(a.dk, e.dk, 0.01, "dk");
-  check(a.dv, e.dv, 0.01, "dv");
-  check(a.dbias, e.dbias, sum, "dbias");
-  check(a.dslopes, e.dslopes, sum, "dslopes");
-  check(a.dtable1d, e.dtable1d, sum, "dtable1d");
-  check(a.dtable2d, e.dtable2d, sum, "dtable2d");
-  check(a.dscore_w, e.dscore_w, sum, "dscore_w");
-  check(a.dscale, e.dscale, sum, "dscale");
-}
-
-struct Count {
-  int64_t rows = 0, unfair = 0;
-};
-
 class Sweep : public Implemented {
  protected:
-  void compare(SweepCase c, SimdTarget target, Count& count) const;
   void sweep(uint64_t first, int cases, DType dtype, const SweepLimits& limits) const;
 };
 INSTANTIATE_TEST_SUITE_P(, Sweep, ::testing::Values(Implementation::plain, Implementation::fused),
                          name_of_case);
 
-void Sweep::compare(SweepCase c, SimdTarget target, Count& count) const {
-  SCOPED_TRACE(c.text);
-  SCOPED_TRACE(name_of(target));
-  const reference::Forward expected = reference::attention_forward(c.spec, c.in);
-  const testing::Fairness fairness = testing::make_fair(c, expected);
-  count.rows += expected.out.row_stat.numel();
-  count.unfair += fairness.count;
-  const Bound bound = bind_it(c.spec, testing::strided(c.in), target);
-  AttentionOutputs out;
-  // float32, so that 16-bit storage of the result does not hide errors.
-  out.y = Tensor::empty(expected.out.y.shape());
-  bound.forward(out);
-  AttentionOutputs compared = out;
-  testing::excuse(fairness, expected.out, compared);
-  expect_outputs(compared, expected.out);
-  AttentionUpstream up = c.up;
-  up.dy = testing::strided_heads(c.up.dy);
-  const AttentionGradients g = bound.backward(out, up, kEverything);
-  const AttentionGradients e = reference::attention_backward(c.spec, c.in, doubles(c.up));
-  expect_gradients(g, e, c.in.q.dim(0) * c.in.q.dim(1) * c.in.q.dim(2));
-
-  std::vector<int64_t> rows, heads;
-  for (int64_t i = c.in.q.dim(2) - 1; i >= 0; i -= 2) rows.push_back(i);
-  for (int64_t h = 0; h < c.in.q.dim(1); ++h) heads.push_back(h);
-  if (fairness.count > 0) return;
-  const Tensor w = bound.weights(out, rows, heads);
-  for (size_t n = 0; n < rows.size(); ++n) {
-    EXPECT_TRUE(near(w.select(2, static_cast<int64_t>(n)), expected.weights.select(2, rows[n])))
-        << "weights of row " << rows[n];
-  }
-}
-
 void Sweep::sweep(uint64_t first, int cases, DType dtype, const SweepLimits& limits) const {
-  Count count;
+  int64_t rows = 0, unfair = 0;
   const std::vector<SimdTarget>& targets = supported_targets();
   for (int n = 0; n < cases && !::testing::Test::HasFailure(); ++n) {
-    compare(attention_case(first + static_cast<uint64_t>(n), dtype, limits),
-            targets[static_cast<size_t>(n) % targets.size()], count);
+    const SweepCase c = attention_case(first + static_cast<uint64_t>(n), dtype, limits);
+    const SimdTarget target = targets[static_cast<size_t>(n) % targets.size()];
+    const testing::Comparison result = testing::compare_with_oracle(c, GetParam(), target);
+    EXPECT_EQ(result.failures, "") << name_of(target) << " " << c.text;
+    rows += result.rows;
+    unfair += result.unfair;
   }
-  EXPECT_LT(count.unfair * 10, count.rows);
+  EXPECT_LT(unfair * 10, rows);
 }
 
 TEST_P(Sweep, FollowsTheOracleOnSmallShapes) {
@@ -201,9 +130,7 @@ TEST_P(Threads, DoNotChangeBits) {
 
 Tensor random(const Dims& shape, uint64_t seed) {
   Rng rng(seed);
-  Tensor t = Tensor::empty(shape);
-  for (float& x : t.span<float>()) x = static_cast<float>(rng.normal());
-  return t;
+  return testing::random_normal(rng, shape);
 }
 
 // A row's result must not depend on which rows stand around it.

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "attention/fairness.h"
 #include "attention/generate.h"
 #include "attention/refusal.h"
 #include "attention/tolerance.h"

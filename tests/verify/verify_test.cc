@@ -265,8 +265,11 @@ TEST_F(Verify, RunsTheEngineOnEveryTarget) {
   const VerifyReport r = verify_paths({path_});
   EXPECT_EQ(r.passed, 1);
   EXPECT_GE(r.runs, static_cast<int64_t>(supported_targets().size()));
-  for (int n = 0; n < 60; ++n) {
+  for (int n = 0; n < 80; ++n) {
     const SweepCase c = sweep_case(n, DType::f32);
+    // The gradient is a sum of p^(2−α), which no tolerance bounds where p is small.
+    const auto* entmax = std::get_if<Entmax>(&c.spec.normalizer);
+    if (entmax && entmax->alpha > 2) continue;
     write_case(path_, "foci.attention", spec_to_json_text(c.spec), with_answers(c),
                {{"tolerance", "5e-5"}});
     ASSERT_EQ(verdict(path_, {}), "passed") << c.text;
