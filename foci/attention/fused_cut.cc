@@ -102,6 +102,22 @@ bool any_beyond_flat(const kernels::AttentionKernels& kernels, const Tensor& t) 
   return t.defined() && kernels.any_beyond(t.data<float>(), t.numel());
 }
 
+// e^(2x) of each row, contiguous, and which rows are too wide for it.
+Tensor exponentials(const kernels::AttentionKernels& kernels, const Tensor& t,
+                    std::vector<uint8_t>& wide) {
+  const int64_t heads = t.dim(1), rows = t.dim(2), depth = t.dim(3);
+  const Tensor to = Tensor::empty(t.shape());
+  wide.resize(t.dim(0) * heads * rows);
+  parallel_for(t.dim(0) * heads, [&](int64_t task) {
+    const float* x = t.data<float>() + task / heads * t.stride(0) + task % heads * t.stride(1);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t at = task * rows + r;
+      wide[at] = kernels.exponentials(x + r * t.stride(2), depth, to.data<float>() + at * depth);
+    }
+  });
+  return to;
+}
+
 struct BiasFinds {
   bool masks = false;   // −inf
   bool beyond = false;  // NaN, +inf
@@ -175,6 +191,7 @@ constexpr float kLargestFactor = 1e6f;
 }  // namespace
 
 Operands operands_of(const Problem& p, const Tensor& dy) {
+  const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
   Operands o;
   o.v = p.in.v;
   float factor = 1;
@@ -195,9 +212,12 @@ Operands operands_of(const Problem& p, const Tensor& dy) {
                           as_given();
                           factor = static_cast<float>(l2.gamma);
                         },
-                        [&](const Additive&) { as_given(); }},
+                        [&](const Additive&) {
+                          as_given();
+                          o.q_exp = exponentials(kernels, o.q, o.q_wide);
+                          o.k_exp = exponentials(kernels, o.k, o.k_wide);
+                        }},
              p.spec.score);
-  const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
   o.careful = any_beyond(kernels, o.q) || any_beyond(kernels, o.k) || any_beyond(kernels, o.v) ||
               any_beyond(kernels, dy) || std::abs(factor) > kLargestFactor;
   // Of the small tables those that the spec reads, which bind made float32.
@@ -294,6 +314,12 @@ void make_strip(const Problem& p, const Operands& o, const Sequence& s, int64_t 
                         [&](const Additive&) {
                           strip.score = kernels::ScoreKind::additive;
                           strip.score_w = p.in.score_w.data<float>();
+                          const int64_t D = p.shape.D, q = (b * p.shape.H + h) * N + row;
+                          const int64_t k = (b * p.shape.Hk + hk) * M + s.key_begin;
+                          strip.q_exp = o.q_exp.data<float>() + q * D;
+                          strip.k_exp = o.k_exp.data<float>() + k * D;
+                          strip.q_wide = o.q_wide.data() + q;
+                          strip.k_wide = o.k_wide.data() + k;
                         }},
              p.spec.score);
   strip.scale = p.scale[h];

@@ -70,6 +70,7 @@ const AttentionKernels* attention_table() {
                                       backward_strips,
                                       strip_weights,
                                       any_beyond,
+                                      exponentials,
                                       widen_run};
   return &table;
 }

@@ -24,6 +24,9 @@ inline constexpr int64_t kKeyBlock = 512;
 inline constexpr int64_t kBackwardBlock = 128;
 inline constexpr int kMaxStrips = 3;
 
+// e^(2x) of such an x squared is finite, and so is its reciprocal.
+inline constexpr float kExpLimit = 21.0f;
+
 // Sums of products of two such numbers, a scale of up to 1e6 and any depth below 10⁴ stay finite.
 inline constexpr float kProductLimit = 1e14f;
 
@@ -112,9 +115,13 @@ struct Strip {
   int64_t q_stride = 0;
   ScoreKind score = ScoreKind::dot;
   float scale = 1;
-  float gamma = 1;                 // l2
-  const float* score_w = nullptr;  // [D], additive
-  float softcap = 0;               // 0: none
+  float gamma = 1;                  // l2
+  const float* score_w = nullptr;   // [D], additive, which also reads e^(2x) of Q and K:
+  const float* q_exp = nullptr;     // [lanes, D]
+  const float* k_exp = nullptr;     // [keys of the sequence, D]
+  const uint8_t* q_wide = nullptr;  // [lanes] whether an entry is beyond kExpLimit
+  const uint8_t* k_wide = nullptr;  // [keys of the sequence]
+  float softcap = 0;                // 0: none
   StripBias bias;
   StripPositions positions;
   StripDropout dropout;      // of weights
@@ -188,6 +195,9 @@ struct AttentionKernels {
   void (*weights)(const RowMap&, const Strip&, float* weights, int64_t stride, std::byte* scratch);
   // Whether any of n floats is NaN, infinite or beyond kProductLimit.
   bool (*any_beyond)(const float* x, int64_t n);
+  // to[i] = e^(2·x[i]); true if an |x[i]| is beyond kExpLimit, in whose place something finite
+  // stands.
+  bool (*exponentials)(const float* x, int64_t n, float* to);
   // n float16 or bfloat16 numbers as floats.
   void (*widen)(DType, const uint16_t* from, int64_t n, float* to);
 };

@@ -13,6 +13,7 @@
 #include "foci/kernels/attention.h"
 
 #include <cstring>
+#include "foci/kernels/attention_pairs-inl.h"
 #include "foci/kernels/strips-inl.h"
 #include "foci/kernels/widen-inl.h"
 
@@ -27,65 +28,17 @@ HWY_INLINE float panel_scale(const Strip& s) {
   return s.score == ScoreKind::dot ? s.scale : 1.0f;
 }
 
-// strip[j][lane] = −γ Σ_d (q − k)² or Σ_d w·tanh(q + k), for R keys.
-template <ScoreKind kKind, int R>
-HWY_INLINE void pair_rows(const Strip& s, const float* HWY_RESTRICT rows, int64_t stride,
-                          const float* HWY_RESTRICT panel, float* HWY_RESTRICT strip) {
-  const DF d;
-  const int64_t L = lanes();
-  const int64_t W = strip_width();
-  VF acc0[R];
-  VF acc1[R];
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) acc0[r] = acc1[r] = hn::Zero(d);
-  for (int64_t i = 0; i < s.D; ++i) {
-    const VF q0 = hn::Load(d, panel + i * W), q1 = hn::Load(d, panel + i * W + L);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const VF k = hn::Set(d, rows[r * stride + i]);
-      if constexpr (kKind == ScoreKind::l2) {
-        const VF x0 = hn::Sub(q0, k), x1 = hn::Sub(q1, k);
-        acc0[r] = hn::MulAdd(x0, x0, acc0[r]);
-        acc1[r] = hn::MulAdd(x1, x1, acc1[r]);
-      } else {
-        const VF w = hn::Set(d, s.score_w[i]);
-        acc0[r] = hn::MulAdd(w, tanh_of(hn::Add(q0, k)), acc0[r]);
-        acc1[r] = hn::MulAdd(w, tanh_of(hn::Add(q1, k)), acc1[r]);
-      }
-    }
-  }
-  const VF factor = hn::Set(d, kKind == ScoreKind::l2 ? -s.gamma : 1.0f);
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    hn::Store(hn::Mul(acc0[r], factor), d, strip + r * W);
-    hn::Store(hn::Mul(acc1[r], factor), d, strip + r * W + L);
-  }
-}
-
-template <ScoreKind kKind>
-HWY_NOINLINE void pair_strip(const Strip& s, int64_t count, const float* rows, int64_t stride,
-                             const float* panel, float* strip) {
-  constexpr int kRows = kKind == ScoreKind::l2 ? 4 : 2;
-  const int64_t W = strip_width();
-  int64_t j = 0;
-  for (; j + kRows <= count; j += kRows) {
-    pair_rows<kKind, kRows>(s, rows + j * stride, stride, panel, strip + j * W);
-  }
-  for (; j < count; ++j) {
-    pair_rows<kKind, 1>(s, rows + j * stride, stride, panel, strip + j * W);
-  }
-}
-
-// strip [count][W] of the products of keys `rows`: with the scale for dot, without for the others.
-HWY_INLINE void product_strip(const Strip& s, int64_t count, const float* rows, int64_t stride,
+// strip [count][W] of the products of a run of keys, whose rows stand one after another: with the
+// scale for dot, without for the others.
+HWY_INLINE void product_strip(const Strip& s, const KeyRun& keys, const float* rows, int64_t stride,
                               const float* panel, float* strip) {
   switch (s.score) {
     case ScoreKind::dot:
-      return score_strip(count, s.D, rows, stride, panel, strip);
+      return score_strip(keys.count, s.D, rows, stride, panel, strip);
     case ScoreKind::l2:
-      return pair_strip<ScoreKind::l2>(s, count, rows, stride, panel, strip);
+      return l2_strip(s, keys.count, rows, stride, panel, strip);
     case ScoreKind::additive:
-      return pair_strip<ScoreKind::additive>(s, count, rows, stride, panel, strip);
+      return additive_strip(s, keys, rows, stride, panel, strip);
   }
 }
 
@@ -246,7 +199,7 @@ HWY_INLINE bool has_positional(const Strip& s) {
 // strip = finished scores of keys [begin, begin + count), unmasked.
 HWY_INLINE void finished_scores(const Strip& s, int64_t begin, int64_t count, const float* panel,
                                 float* strip, float* product = nullptr, float* uncapped = nullptr) {
-  product_strip(s, count, s.k + begin * s.k_stride, s.k_stride, panel, strip);
+  product_strip(s, {begin, nullptr, count}, s.k + begin * s.k_stride, s.k_stride, panel, strip);
   if (product != nullptr || uncapped != nullptr || s.score != ScoreKind::dot || s.softcap > 0) {
     cap_scores(s, count, strip, product, uncapped);
   }

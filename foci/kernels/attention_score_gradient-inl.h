@@ -1,5 +1,5 @@
 // From the gradients of finished scores back to those of products, with the parts of biases,
-// positional tables, slopes and the scale; and from products of pairs (L2, additive) to Q and K.
+// positional tables, slopes and the scale.
 #if defined(FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_
 #undef FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_
@@ -12,14 +12,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
-
-// A run of keys: numbers index[u], or begin + u where index is null.
-struct KeyRun {
-  int64_t begin;
-  const int32_t* index;
-  int64_t count;
-  int64_t operator[](int64_t u) const { return index != nullptr ? index[u] : begin + u; }
-};
 
 // A sum per lane with the rounding errors of its additions beside it (Knuth's two-sum): terms that
 // grow with the distance, and nearly cancel, would leave little of a plain float.
@@ -173,85 +165,6 @@ HWY_INLINE void store_row_sums(const Strip& s, const TileGradients& g, int64_t f
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
     if (g.row_slope != nullptr) g.row_slope[first + lane] = total(sums.slope, lane);
     if (g.row_scale != nullptr) g.row_scale[first + lane] = total(sums.scale, lane) / scale;
-  }
-}
-
-// ---- pairs --------------------------------------------------------------------------------------
-
-// Through −γ Σ (q − k)² or Σ w·tanh(q + k), from the products' gradients ds: dq panel [D][W] +=,
-// dk[key] +=, and for additive dw panel [D][W] +=. `rows` are the run's keys, neighbours in memory.
-// In careful mode entries whose weight is −0 (masked) are stepped over.
-template <ScoreKind kKind>
-HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const float* rows,
-                                    int64_t stride, const float* panel, const float* ds,
-                                    const float* weights, float* dq, float* dk, int64_t dk_stride,
-                                    float* dw) {
-  const DF d;
-  const int64_t L = lanes();
-  const int64_t W = strip_width();
-  const VF zero = hn::Zero(d);
-  const VF twice_gamma = hn::Set(d, 2 * s.gamma);
-  for (int64_t u = 0; u < keys.count; ++u) {
-    const VF g0 = hn::Load(d, ds + u * W), g1 = hn::Load(d, ds + u * W + L);
-    hn::Mask<DF> none0 = hn::Eq(g0, zero), none1 = hn::Eq(g1, zero);
-    if (s.careful) {
-      none0 = is_masked(hn::Load(d, weights + u * W));
-      none1 = is_masked(hn::Load(d, weights + u * W + L));
-    }
-    if (hn::AllTrue(d, none0) && hn::AllTrue(d, none1)) continue;
-    const float* row = rows + u * stride;
-    float* to = dk + keys[u] * dk_stride;
-    for (int64_t i = 0; i < s.D; ++i) {
-      const VF k = hn::Set(d, row[i]);
-      const VF q0 = hn::Load(d, panel + i * W), q1 = hn::Load(d, panel + i * W + L);
-      VF x0, x1;  // the part of dq
-      if constexpr (kKind == ScoreKind::l2) {
-        x0 = hn::Mul(hn::Mul(g0, twice_gamma), hn::Sub(k, q0));
-        x1 = hn::Mul(hn::Mul(g1, twice_gamma), hn::Sub(k, q1));
-      } else {
-        const VF w = hn::Set(d, s.score_w[i]);
-        VF slope0, slope1;
-        const VF t0 = tanh_of(hn::Add(q0, k), &slope0), t1 = tanh_of(hn::Add(q1, k), &slope1);
-        x0 = hn::Mul(hn::Mul(g0, w), slope0);
-        x1 = hn::Mul(hn::Mul(g1, w), slope1);
-        if (dw != nullptr) {
-          float* at = dw + i * W;
-          hn::Store(hn::Add(hn::Load(d, at), hn::IfThenZeroElse(none0, hn::Mul(g0, t0))), d, at);
-          hn::Store(hn::Add(hn::Load(d, at + L), hn::IfThenZeroElse(none1, hn::Mul(g1, t1))), d,
-                    at + L);
-        }
-      }
-      x0 = hn::IfThenZeroElse(none0, x0);
-      x1 = hn::IfThenZeroElse(none1, x1);
-      float* at = dq + i * W;
-      hn::Store(hn::Add(hn::Load(d, at), x0), d, at);
-      hn::Store(hn::Add(hn::Load(d, at + L), x1), d, at + L);
-      const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(x0, x1)));
-      to[i] += kKind == ScoreKind::l2 ? -sum : sum;
-    }
-  }
-}
-
-HWY_INLINE void pair_gradients(const Strip& s, const KeyRun& keys, const float* rows,
-                               int64_t stride, const float* panel, const float* ds,
-                               const float* weights, float* dq, float* dk, int64_t dk_stride,
-                               float* dw) {
-  if (s.score == ScoreKind::l2) {
-    pair_gradients_as<ScoreKind::l2>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride,
-                                     dw);
-  } else {
-    pair_gradients_as<ScoreKind::additive>(s, keys, rows, stride, panel, ds, weights, dq, dk,
-                                           dk_stride, dw);
-  }
-}
-
-// dscore_w += the lanes of the dw panel.
-HWY_INLINE void add_score_w(int64_t depth, const float* dw, double* dscore_w) {
-  const int64_t W = strip_width();
-  for (int64_t i = 0; i < depth; ++i) {
-    double sum = 0;
-    for (int64_t lane = 0; lane < W; ++lane) sum += dw[i * W + lane];
-    dscore_w[i] += sum;
   }
 }
 

@@ -27,8 +27,9 @@ inline size_t backward_scratch(int64_t D, int64_t Dv) {
   const int64_t W = strip_width(), L = lanes();
   // Per strip: queries, their gradients and dY as panels; weights, their gradients, and what
   // dropout leaves of them.
-  return size_t{kMaxStrips} * (2 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
-                               3 * Carver::bytes<float>(kBackwardBlock * W)) +
+  return size_t{kMaxStrips} *
+             (Carver::bytes<float>(panel_floats(D)) + Carver::bytes<float>(D * W) +
+              Carver::bytes<float>(Dv * W) + 3 * Carver::bytes<float>(kBackwardBlock * W)) +
          Carver::bytes<float>(kMaxStrips * W * round_up(D, L)) +
          Carver::bytes<float>(kMaxStrips * W * round_up(Dv, L)) +
          Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(kKeyBlock) +
@@ -190,7 +191,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
   const bool pairs = s0.score != ScoreKind::dot;
   BackwardStrip b[kMaxStrips];
   for (int t = 0; t < count; ++t) {
-    b[t].q_panel = mem.take<float>(D * W);
+    b[t].q_panel = mem.take<float>(panel_floats(D));
     b[t].dq = mem.take<float>(D * W);
     b[t].dy_panel = mem.take<float>(Dv * W);
     b[t].weights = mem.take<float>(kBackwardBlock * W);

@@ -23,7 +23,7 @@ inline size_t forward_scratch(int64_t keys, int64_t D, int64_t Dv, bool whole_ro
   const int64_t W = strip_width();
   const int64_t rows = whole_row ? keys : HWY_MIN(keys, kKeyBlock);
   const int64_t blocks = keys / kKeyBlock + 2;
-  return Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
+  return Carver::bytes<float>(panel_floats(D)) + Carver::bytes<float>(Dv * W) +
          Carver::bytes<float>((rows + 1) * W) +
          Carver::bytes<uint32_t>(HWY_MAX(rows, kKeyBlock) + 1) + Carver::bytes<float>(blocks * W) +
          Carver::bytes<int32_t>(rows + 1) + Carver::bytes<float>(HWY_MIN(rows, kKeyBlock) * Dv) +
@@ -84,7 +84,7 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
   const bool whole = o.coverage != nullptr;
   const int64_t rows = whole ? span.end - span.begin : HWY_MIN(span.end - span.begin, kKeyBlock);
   Carver mem(scratch);
-  float* panel = mem.take<float>(s.D * W);
+  float* panel = mem.take<float>(panel_floats(s.D));
   float* acc = mem.take<float>(s.Dv * W);
   float* strip = mem.take<float>((rows + 1) * W);
   uint32_t* bits = mem.take<uint32_t>(HWY_MAX(rows, kKeyBlock) + 1);
@@ -174,7 +174,7 @@ inline void softmax_strip_weights(const Strip& s, float* weights, int64_t stride
   const int64_t keys = span.end - span.begin;
   if (keys == 0) return;
   Carver mem(scratch);
-  float* panel = mem.take<float>(s.D * W);
+  float* panel = mem.take<float>(panel_floats(s.D));
   mem.take<float>(s.Dv * W);
   float* strip = mem.take<float>((keys + 1) * W);
   uint32_t* bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);

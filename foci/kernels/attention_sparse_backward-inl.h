@@ -153,7 +153,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   const bool dropout = s.dropout.threshold > 0;
   const bool detour = wants_score_gradients(s, g);
   Carver mem(memory);
-  float* q_panel = mem.take<float>(D * W);
+  float* q_panel = mem.take<float>(panel_floats(D));
   float* dq = mem.take<float>(D * W);
   float* dy_panel = mem.take<float>(Dv * W);
   float* q_rows = mem.take<float>(W * q_stride);
@@ -208,7 +208,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     copy_rows(run.count, run.index, D, s.k, s.k_stride, rows);
     if (detour) {
       if (s.softcap > 0 || g.row_scale != nullptr) {
-        product_strip(s, run.count, rows, D, q_panel, dropped);
+        product_strip(s, run, rows, D, q_panel, dropped);
         cap_scores(s, run.count, dropped, product, uncapped);
         if (g.row_scale != nullptr && s.score == ScoreKind::dot && s.scale == 0) {
           pack_panel(s.mask.lanes, D, s.q, s.q_stride, 1.0f, unscaled);

@@ -59,7 +59,7 @@ inline size_t solve_scratch_bytes(const RowMap& map, int64_t keys) {
 // For forward and for weights.
 inline size_t sparse_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
   const int64_t W = strip_width();
-  return Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
+  return Carver::bytes<float>(panel_floats(D)) + Carver::bytes<float>(Dv * W) +
          solve_scratch_bytes(map, keys) + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * Dv) +
          Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * W);
 }
@@ -68,8 +68,9 @@ inline size_t sparse_backward_scratch(const RowMap& map, int64_t keys, int64_t D
   const int64_t W = strip_width(), L = lanes();
   const int64_t block = HWY_MIN(keys, kKeyBlock);
   // Queries, unscaled too, the gradients of queries and of score_w; dY.
-  return 4 * Carver::bytes<float>(D * W) + Carver::bytes<float>(Dv * W) +
-         Carver::bytes<float>(W * round_up(D, L)) + Carver::bytes<float>(W * round_up(Dv, L)) +
+  return Carver::bytes<float>(panel_floats(D)) + 3 * Carver::bytes<float>(D * W) +
+         Carver::bytes<float>(Dv * W) + Carver::bytes<float>(W * round_up(D, L)) +
+         Carver::bytes<float>(W * round_up(Dv, L)) +
          2 * Carver::bytes<float>((most_weights(map, keys) + 1) * W) +
          solve_scratch_bytes(map, keys) +
          // Rows of K or V; what dropout leaves of weights, products, scores before the softcap, and
@@ -146,7 +147,7 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   const KeySpan span = span_of(s.mask);
   const int64_t keys = span.end - span.begin;
   Carver mem(memory);
-  float* panel = mem.take<float>(s.D * W);
+  float* panel = mem.take<float>(panel_floats(s.D));
   float* acc = mem.take<float>(s.Dv * W);
   SparseStrip p;
   SolveScratch scratch;
@@ -209,7 +210,7 @@ inline void sparse_strip_weights(const RowMap& map, const Strip& s, float* weigh
   const KeySpan span = span_of(s.mask);
   if (span.end == span.begin) return;
   Carver mem(memory);
-  float* panel = mem.take<float>(s.D * W);
+  float* panel = mem.take<float>(panel_floats(s.D));
   SparseStrip p;
   SolveScratch scratch;
   take_solve_scratch(map, span.end - span.begin, mem, p, scratch);

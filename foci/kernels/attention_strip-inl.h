@@ -82,9 +82,11 @@ HWY_INLINE float kept_scale(const StripDropout& dropout) {
   return static_cast<float>(1 / (1 - dropout.threshold / 65536.0));
 }
 
-// The query panel that product_strip reads.
+// The query panel that product_strip reads: panel_floats(D).
 HWY_INLINE void pack_queries(const Strip& s, float* panel) {
   pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, panel_scale(s), panel);
+  if (s.score != ScoreKind::additive) return;
+  pack_panel(s.mask.lanes, s.D, s.q_exp, s.D, 1.0f, panel + s.D * strip_width());
 }
 
 // Which lanes see any key at all. Decided by the masks, never by the scores.

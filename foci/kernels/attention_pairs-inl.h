@@ -1,0 +1,315 @@
+// Scores that are no matrix product: −γ‖q−k‖² and w·tanh(q+k), and their gradients, pair by pair.
+//
+// tanh(q+k) = 1 − 2/(1 + e^(2q)·e^(2k)) takes its exponentials from beside Q and K, one reciprocal
+// a number. That holds for entries up to kExpLimit; a query or key with a larger one (or a NaN) is
+// "wide", and its pairs take tanh itself. Which way a pair goes depends on that pair alone.
+#if defined(FOCI_KERNELS_ATTENTION_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_PAIRS_INL_H_
+#undef FOCI_KERNELS_ATTENTION_PAIRS_INL_H_
+#else
+#define FOCI_KERNELS_ATTENTION_PAIRS_INL_H_
+#endif
+
+#include "foci/kernels/attention.h"
+
+#include <cstring>
+#include "foci/kernels/strips-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace foci::kernels {
+namespace HWY_NAMESPACE {
+
+// A run of keys: numbers index[u], or begin + u where index is null.
+struct KeyRun {
+  int64_t begin;
+  const int32_t* index;
+  int64_t count;
+  int64_t operator[](int64_t u) const { return index != nullptr ? index[u] : begin + u; }
+};
+
+// Floats of a query panel: [D][W] queries, and for additive as many exponentials behind them.
+HWY_INLINE int64_t panel_floats(int64_t depth) {
+  return 2 * depth * strip_width();
+}
+
+// to[i] = e^(2x) for n numbers up to kExpLimit in size, to half an ulp beyond rounding. True if a
+// number is larger, or NaN; what then stands in its place is finite.
+inline HWY_NOINLINE bool exponentials(const float* x, int64_t n, float* to) {
+  const DF d;
+  const DI di;
+  const int64_t L = lanes();
+  const VF limit = hn::Set(d, kExpLimit), magic = hn::Set(d, 12582912.0f);
+  bool wide = false;
+  for (int64_t i = 0; i < n; i += L) {
+    const auto count = static_cast<size_t>(HWY_MIN(L, n - i));
+    VF v = load_first(d, count, x + i);
+    const auto fits = hn::Le(hn::Abs(v), limit);
+    wide = wide || !hn::AllTrue(d, fits);
+    v = hn::IfThenElseZero(fits, hn::Add(v, v));
+    // As exp_nonpositive, with ln 2 in two parts, whose first makes products that are exact without
+    // a fused multiply-add too.
+    const VF shifted = hn::MulAdd(v, hn::Set(d, 1.44269504088896341f), magic);
+    const VF k = hn::Sub(shifted, magic);
+    VF r = hn::NegMulAdd(k, hn::Set(d, 0.693359375f), v);
+    r = hn::NegMulAdd(k, hn::Set(d, -2.1219444e-4f), r);
+    VF p = hn::MulAdd(hn::Set(d, 0.0013814540579915047f), r, hn::Set(d, 0.00836874544620514f));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.04166838899254799f));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.1666652113199234f));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.4999999403953552f));
+    p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+    p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+    const auto power =
+        hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)), hn::Set(di, 0x3F800000));
+    store_first(hn::Mul(p, hn::BitCast(d, power)), d, count, to + i);
+  }
+  return wide;
+}
+
+// 1/x to about half an ulp, x in [1, 2¹²⁶).
+HWY_INLINE VF reciprocal(VF x) {
+  const DF d;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  const VF r = hn::ApproximateReciprocal(x);  // 12 bits at least; a step of Newton doubles them
+  return hn::MulAdd(r, hn::NegMulAdd(x, r, hn::Set(d, 1.0f)), r);
+#else
+  return hn::Div(hn::Set(d, 1.0f), x);
+#endif
+}
+
+// ---- scores -------------------------------------------------------------------------------------
+
+template <int R>
+HWY_INLINE void l2_rows(const Strip& s, const float* HWY_RESTRICT rows, int64_t stride,
+                        const float* HWY_RESTRICT panel, float* HWY_RESTRICT strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  VF acc0[R];
+  VF acc1[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) acc0[r] = acc1[r] = hn::Zero(d);
+  for (int64_t i = 0; i < s.D; ++i) {
+    const VF q0 = hn::Load(d, panel + i * W), q1 = hn::Load(d, panel + i * W + L);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const VF k = hn::Set(d, rows[r * stride + i]);
+      const VF x0 = hn::Sub(q0, k), x1 = hn::Sub(q1, k);
+      acc0[r] = hn::MulAdd(x0, x0, acc0[r]);
+      acc1[r] = hn::MulAdd(x1, x1, acc1[r]);
+    }
+  }
+  const VF factor = hn::Set(d, -s.gamma);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    hn::Store(hn::Mul(acc0[r], factor), d, strip + r * W);
+    hn::Store(hn::Mul(acc1[r], factor), d, strip + r * W + L);
+  }
+}
+
+inline HWY_NOINLINE void l2_strip(const Strip& s, int64_t count, const float* rows, int64_t stride,
+                                  const float* panel, float* strip) {
+  const int64_t W = strip_width();
+  int64_t j = 0;
+  for (; j + 4 <= count; j += 4) l2_rows<4>(s, rows + j * stride, stride, panel, strip + j * W);
+  for (; j < count; ++j) l2_rows<1>(s, rows + j * stride, stride, panel, strip + j * W);
+}
+
+// R keys of a run from key u on, by the exponentials.
+template <int R>
+HWY_INLINE void additive_rows(const Strip& s, const KeyRun& keys, int64_t u,
+                              const float* HWY_RESTRICT panel, float* HWY_RESTRICT strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const float* row[R];
+  VF acc0[R];
+  VF acc1[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    row[r] = s.k_exp + keys[u + r] * s.D;
+    acc0[r] = acc1[r] = hn::Zero(d);
+  }
+  const VF one = hn::Set(d, 1.0f), minus_two = hn::Set(d, -2.0f);
+  for (int64_t i = 0; i < s.D; ++i) {
+    const VF q0 = hn::Load(d, panel + i * W), q1 = hn::Load(d, panel + i * W + L);
+    const VF w = hn::Set(d, s.score_w[i]);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const VF k = hn::Set(d, row[r][i]);
+      const VF t0 = hn::MulAdd(reciprocal(hn::MulAdd(q0, k, one)), minus_two, one);
+      const VF t1 = hn::MulAdd(reciprocal(hn::MulAdd(q1, k, one)), minus_two, one);
+      acc0[r] = hn::MulAdd(w, t0, acc0[r]);
+      acc1[r] = hn::MulAdd(w, t1, acc1[r]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    hn::Store(acc0[r], d, strip + r * W);
+    hn::Store(acc1[r], d, strip + r * W + L);
+  }
+}
+
+// Lanes (vector v) whose pairs with a key take tanh itself.
+struct WideLanes {
+  hn::Mask<DF> mask[kVectors];
+  bool any = false;
+  explicit WideLanes(const Strip& s) {
+    const DF d;
+    HWY_ALIGN float flags[kMaxLanes] = {};
+    for (int lane = 0; lane < s.mask.lanes && s.q_wide != nullptr; ++lane) {
+      flags[lane] = s.q_wide[lane] ? 1.0f : 0.0f;
+      any = any || s.q_wide[lane];
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      mask[v] = hn::Gt(hn::Load(d, flags + v * lanes()), hn::Zero(d));
+    }
+  }
+};
+
+// One key's pairs that are wide, again.
+inline HWY_NOINLINE void wide_row(const Strip& s, bool wide_key, const WideLanes& wide,
+                                  const float* k, const float* panel, float* strip) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  for (int v = 0; v < kVectors; ++v) {
+    VF acc = hn::Zero(d);
+    for (int64_t i = 0; i < s.D; ++i) {
+      const VF x = hn::Add(hn::Load(d, panel + i * W + v * L), hn::Set(d, k[i]));
+      acc = hn::MulAdd(hn::Set(d, s.score_w[i]), tanh_of(x), acc);
+    }
+    float* at = strip + v * L;
+    hn::Store(wide_key ? acc : hn::IfThenElse(wide.mask[v], acc, hn::Load(d, at)), d, at);
+  }
+}
+
+inline HWY_NOINLINE void additive_strip(const Strip& s, const KeyRun& keys, const float* rows,
+                                        int64_t stride, const float* panel, float* strip) {
+  const int64_t W = strip_width();
+  const float* exp_panel = panel + s.D * W;
+  int64_t u = 0;
+  for (; u + 2 <= keys.count; u += 2) additive_rows<2>(s, keys, u, exp_panel, strip + u * W);
+  for (; u < keys.count; ++u) additive_rows<1>(s, keys, u, exp_panel, strip + u * W);
+  const WideLanes wide(s);
+  for (u = 0; u < keys.count; ++u) {
+    const bool wide_key = s.k_wide[keys[u]] != 0;
+    if (wide.any || wide_key) {
+      wide_row(s, wide_key, wide, rows + u * stride, panel, strip + u * W);
+    }
+  }
+}
+
+// ---- gradients ----------------------------------------------------------------------------------
+
+// What one pair's number gives to dq (and, up to the sign of `kL2`, to dk), and tanh for score_w.
+struct PairPart {
+  VF dq, tanh;
+};
+
+HWY_INLINE PairPart l2_part(VF g, VF q, VF k) {
+  return {hn::Mul(g, hn::Sub(k, q)), hn::Zero(DF())};  // g holds 2γ
+}
+HWY_INLINE PairPart tanh_part(VF g, VF x) {
+  VF slope;
+  const VF t = tanh_of(x, &slope);
+  return {hn::Mul(g, slope), t};
+}
+// 1 − tanh² = 4E/(1+E)², E = e^(2q)·e^(2k).
+HWY_INLINE PairPart exp_part(VF g, VF eq, VF ek) {
+  const DF d;
+  const VF one = hn::Set(d, 1.0f);
+  const VF e = hn::Mul(eq, ek);
+  const VF r = reciprocal(hn::MulAdd(eq, ek, one));
+  const VF slope = hn::Mul(hn::Mul(e, r), hn::Mul(r, hn::Set(d, 4.0f)));
+  return {hn::Mul(g, slope), hn::MulAdd(r, hn::Set(d, -2.0f), one)};
+}
+
+// Through the scores from the products' gradients ds: dq panel [D][W] +=, dk[key] +=, and for
+// additive dw panel [D][W] += (null: not wanted). `rows` are the run's keys, one after another. In
+// careful mode entries whose weight is −0 (masked) are stepped over.
+template <bool kL2>
+HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const float* rows,
+                                    int64_t stride, const float* panel, const float* ds,
+                                    const float* weights, float* dq, float* dk, int64_t dk_stride,
+                                    float* dw) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const float* exp_panel = panel + s.D * W;
+  WideLanes wide(s);
+  for (int64_t u = 0; u < keys.count; ++u) {
+    VF g[kVectors];
+    hn::Mask<DF> none[kVectors];
+    bool idle = true;
+    for (int v = 0; v < kVectors; ++v) {
+      g[v] = hn::Load(d, ds + u * W + v * L);
+      none[v] =
+          s.careful ? is_masked(hn::Load(d, weights + u * W + v * L)) : hn::Eq(g[v], hn::Zero(d));
+      idle = idle && hn::AllTrue(d, none[v]);
+    }
+    if (idle) continue;
+    const int64_t j = keys[u];
+    const float* k_row = rows + u * stride;
+    const float* k_exp = kL2 ? nullptr : s.k_exp + j * s.D;
+    const bool wide_key = !kL2 && s.k_wide[j] != 0;
+    float* to = dk + j * dk_stride;
+    for (int64_t i = 0; i < s.D; ++i) {
+      const VF k = hn::Set(d, k_row[i]);
+      const VF factor = hn::Set(d, kL2 ? 2 * s.gamma : s.score_w[i]);
+      VF sum = hn::Zero(d);
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = i * W + v * L;
+        const VF gradient = hn::Mul(g[v], factor);
+        PairPart part;
+        if constexpr (kL2) {
+          part = l2_part(gradient, hn::Load(d, panel + at), k);
+        } else if (wide_key) {
+          part = tanh_part(gradient, hn::Add(hn::Load(d, panel + at), k));
+        } else {
+          part = exp_part(gradient, hn::Load(d, exp_panel + at), hn::Set(d, k_exp[i]));
+          if (wide.any) {
+            const PairPart other = tanh_part(gradient, hn::Add(hn::Load(d, panel + at), k));
+            part.dq = hn::IfThenElse(wide.mask[v], other.dq, part.dq);
+            part.tanh = hn::IfThenElse(wide.mask[v], other.tanh, part.tanh);
+          }
+        }
+        const VF x = hn::IfThenZeroElse(none[v], part.dq);
+        hn::Store(hn::Add(hn::Load(d, dq + at), x), d, dq + at);
+        sum = hn::Add(sum, x);
+        if (!kL2 && dw != nullptr) {
+          const VF t = hn::IfThenZeroElse(none[v], hn::Mul(g[v], part.tanh));
+          hn::Store(hn::Add(hn::Load(d, dw + at), t), d, dw + at);
+        }
+      }
+      const float total = hn::GetLane(hn::SumOfLanes(d, sum));
+      to[i] += kL2 ? -total : total;
+    }
+  }
+}
+
+HWY_INLINE void pair_gradients(const Strip& s, const KeyRun& keys, const float* rows,
+                               int64_t stride, const float* panel, const float* ds,
+                               const float* weights, float* dq, float* dk, int64_t dk_stride,
+                               float* dw) {
+  if (s.score == ScoreKind::l2) {
+    pair_gradients_as<true>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride, dw);
+  } else {
+    pair_gradients_as<false>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride, dw);
+  }
+}
+
+// dscore_w += the lanes of the dw panel.
+HWY_INLINE void add_score_w(int64_t depth, const float* dw, double* dscore_w) {
+  const int64_t W = strip_width();
+  for (int64_t i = 0; i < depth; ++i) {
+    double sum = 0;
+    for (int64_t lane = 0; lane < W; ++lane) sum += dw[i * W + lane];
+    dscore_w[i] += sum;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace foci::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
