@@ -16,10 +16,10 @@ using fused::Sequence;
 // Multiply-adds below which a task is not worth a thread's attention: about 20 µs.
 constexpr int64_t kTaskWork = int64_t{1} << 19;
 
-// Strips [begin, end) of one sequence and head.
+// Queries [begin, end) of one sequence, of `heads` heads from `head` on.
 struct Unit {
   int32_t sequence;
-  int32_t head;
+  int32_t head, heads;
   int64_t begin, end;  // queries of the sequence
 };
 
@@ -57,90 +57,175 @@ size_t fused_workspace_bytes(const AttentionSpec& spec, const AttentionShape& s,
   return bytes + floats(s.B * s.Hk * chunks * s.M * (round(s.D) + round(s.Dv)));
 }
 
-void fused::forward_f32(const Problem& p, AttentionOutputs& out) {
-  const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
-  const kernels::RowMap map = fused::row_map_of(p.spec);
-  const int64_t H = p.shape.H, N = p.shape.N, M = p.shape.M, D = p.shape.D, Dv = p.shape.Dv;
-  const Operands operands = fused::operands_of(p);
-  const std::vector<Sequence> sequences = fused::sequences_of(p);
-  const bool coverage = out.coverage.defined();
+namespace {
 
-  // Units are cut at strips; with coverage at chunks, each with a partial sum of its own.
-  std::vector<Unit> units;
-  std::vector<int64_t> partial_at;  // of each unit
-  int64_t partial_size = 0;
-  std::vector<int64_t> tasks = {0};  // first unit of each task
-  int64_t work = 0, most_keys = 0;
-  for (size_t q = 0; q < sequences.size(); ++q) {
-    const Sequence& s = sequences[q];
-    most_keys = std::max(most_keys, s.keys);
-    const int64_t step =
-        coverage ? fused::queries_per_chunk(s.queries, kernels::kMaxStrips * kernels.width)
-                 : kernels.width;
-    for (int64_t h = 0; h < H; ++h) {
-      for (int64_t at = 0; at < s.queries; at += step) {
-        const int64_t end = std::min(at + step, s.queries);
-        units.push_back({static_cast<int32_t>(q), static_cast<int32_t>(h), at, end});
-        if (coverage) {
-          partial_at.push_back(partial_size);
-          partial_size += s.keys;
+// What a strip, or a lane of it, writes: of query `row` of the sequence, head h.
+kernels::StripOutputs outputs_at(const Problem& p, const AttentionOutputs& out, const Sequence& s,
+                                 int64_t h, int64_t row) {
+  const int64_t at = (s.batch * p.shape.H + h) * p.shape.N + s.query_begin + row;
+  const auto of = [&](const Tensor& t) { return t.defined() ? t.data<float>() + at : nullptr; };
+  kernels::StripOutputs o;
+  o.y = out.y.data<float>() + s.batch * out.y.stride(0) + h * out.y.stride(1) +
+        (s.query_begin + row) * out.y.stride(2);
+  o.y_stride = out.y.stride(2);
+  o.row_stat = of(out.row_stat);
+  o.entropy = of(out.entropy);
+  o.max_weight = of(out.max_weight);
+  o.max_key = out.max_key.defined() ? out.max_key.data<int64_t>() + at : nullptr;
+  o.support = of(out.support);
+  return o;
+}
+
+class Forward {
+ public:
+  Forward(const Problem& problem, AttentionOutputs& out)
+      : p_(problem),
+        out_(out),
+        kernels_(kernels::attention_kernels(problem.target)),
+        map_(fused::row_map_of(problem.spec)),
+        coverage_(out.coverage.defined()),
+        narrow_(fused::serves_narrow(problem.spec) && !coverage_),
+        operands_(fused::operands_of(problem, {}, narrow_)),
+        sequences_(fused::sequences_of(problem)) {
+    cut();
+  }
+
+  void run() {
+    partial_ = coverage_ ? Tensor::zeros({partial_size_}) : Tensor();
+    const int64_t D = p_.shape.D, Dv = p_.shape.Dv;
+    const size_t bytes = std::max(kernels_.forward_scratch(map_, most_keys_, D, Dv, coverage_),
+                                  narrow_ ? kernels_.narrow_scratch(D, Dv) : size_t{0});
+    parallel_for(static_cast<int64_t>(tasks_.size()) - 1, [&](int64_t task) {
+      const kernels::Scratch scratch(static_cast<int64_t>(bytes / sizeof(float)));
+      std::vector<kernels::Strip> strips(narrow_ ? kernels::kNarrowRows : 1);
+      for (int64_t u = tasks_[task]; u < tasks_[task + 1]; ++u) {
+        unit(u, strips, reinterpret_cast<std::byte*>(scratch.get()));
+      }
+    });
+    if (coverage_) add_coverage();
+  }
+
+ private:
+  // Units are cut at strips; with coverage at chunks, each with a partial sum of its own; where a
+  // sequence has few queries they are those of all heads that share K and V.
+  void cut() {
+    const int64_t H = p_.shape.H, D = p_.shape.D, Dv = p_.shape.Dv, width = kernels_.width;
+    const int64_t group = H / p_.shape.Hk;
+    int64_t work = 0;
+    const auto add = [&](size_t q, int64_t h, int64_t heads, int64_t begin, int64_t end,
+                         int64_t lanes) {
+      units_.push_back({static_cast<int32_t>(q), static_cast<int32_t>(h),
+                        static_cast<int32_t>(heads), begin, end});
+      if (coverage_) {
+        partial_at_.push_back(partial_size_);
+        partial_size_ += sequences_[q].keys;
+      }
+      work += lanes * (sequences_[q].keys + 1) * (D + Dv + 1);
+      if (work < kTaskWork) return;
+      tasks_.push_back(static_cast<int64_t>(units_.size()));
+      work = 0;
+    };
+    for (size_t q = 0; q < sequences_.size(); ++q) {
+      const Sequence& s = sequences_[q];
+      most_keys_ = std::max(most_keys_, s.keys);
+      if (narrow_ && s.queries > 0 && s.queries <= kernels::kNarrowRows) {
+        const int64_t heads = std::min(group, kernels::kNarrowRows / s.queries);
+        for (int64_t h = 0; h < H; h += group) {
+          for (int64_t g = 0; g < group; g += heads) {
+            const int64_t n = std::min(heads, group - g);
+            // Reading K and V is most of it.
+            add(q, h + g, n, 0, s.queries, 8 + n * s.queries);
+          }
         }
-        work += (end - at + kernels.width - 1) / kernels.width * kernels.width * (s.keys + 1) *
-                (D + Dv + 1);
-        if (work >= kTaskWork) {
-          tasks.push_back(static_cast<int64_t>(units.size()));
-          work = 0;
+        continue;
+      }
+      const int64_t step =
+          coverage_ ? fused::queries_per_chunk(s.queries, kernels::kMaxStrips * width) : width;
+      for (int64_t h = 0; h < H; ++h) {
+        for (int64_t at = 0; at < s.queries; at += step) {
+          const int64_t end = std::min(at + step, s.queries);
+          add(q, h, 1, at, end, (end - at + width - 1) / width * width);
         }
       }
     }
+    if (tasks_.back() != static_cast<int64_t>(units_.size())) {
+      tasks_.push_back(static_cast<int64_t>(units_.size()));
+    }
   }
-  if (tasks.back() != static_cast<int64_t>(units.size())) {
-    tasks.push_back(static_cast<int64_t>(units.size()));
-  }
-  const Tensor partial = coverage ? Tensor::zeros({partial_size}) : Tensor();
-  const size_t scratch_bytes = kernels.forward_scratch(map, most_keys, D, Dv, coverage);
 
-  parallel_for(static_cast<int64_t>(tasks.size()) - 1, [&](int64_t task) {
-    const kernels::Scratch scratch(static_cast<int64_t>(scratch_bytes / sizeof(float)));
-    for (int64_t u = tasks[task]; u < tasks[task + 1]; ++u) {
-      const Unit& unit = units[u];
-      const Sequence& s = sequences[unit.sequence];
-      for (int64_t first = unit.begin; first < unit.end; first += kernels.width) {
-        const int64_t count = std::min<int64_t>(kernels.width, unit.end - first);
-        kernels::Strip strip;
-        fused::make_strip(p, operands, s, unit.head, first, count, strip);
-        const int64_t row = (s.batch * H + unit.head) * N + s.query_begin + first;
-        const auto at = [&](const Tensor& t) {
-          return t.defined() ? t.data<float>() + row : nullptr;
-        };
-        kernels::StripOutputs o;
-        o.y = out.y.data<float>() + s.batch * out.y.stride(0) + unit.head * out.y.stride(1) +
-              (s.query_begin + first) * out.y.stride(2);
-        o.y_stride = out.y.stride(2);
-        o.row_stat = at(out.row_stat);
-        o.entropy = at(out.entropy);
-        o.max_weight = at(out.max_weight);
-        o.max_key = out.max_key.defined() ? out.max_key.data<int64_t>() + row : nullptr;
-        o.support = at(out.support);
-        o.coverage = coverage ? partial.data<float>() + partial_at[u] : nullptr;
-        kernels.forward(map, strip, o, reinterpret_cast<std::byte*>(scratch.get()));
-        if (o.max_key != nullptr) {
-          for (int64_t i = 0; i < count; ++i) o.max_key[i] += o.max_key[i] < 0 ? 0 : s.key_begin;
+  void unit(int64_t u, std::vector<kernels::Strip>& strips, std::byte* scratch) {
+    const Unit& unit = units_[u];
+    const Sequence& s = sequences_[unit.sequence];
+    const int64_t width = kernels_.width;
+    for (int64_t first = unit.begin; first < unit.end; first += width) {
+      const int64_t count = std::min(width, unit.end - first);
+      if (narrow_ && count * unit.heads <= kernels::kNarrowRows) {
+        few(s, unit.head, unit.heads, first, count, strips, scratch);
+        continue;
+      }
+      fused::make_strip(p_, operands_, s, unit.head, first, count, strips[0]);
+      kernels::StripOutputs o = outputs_at(p_, out_, s, unit.head, first);
+      o.coverage = coverage_ ? partial_.data<float>() + partial_at_[u] : nullptr;
+      kernels_.forward(map_, strips[0], o, scratch);
+      number_keys(s, o, count);
+    }
+  }
+
+  void few(const Sequence& s, int64_t head, int64_t heads, int64_t first, int64_t count,
+           std::vector<kernels::Strip>& strips, std::byte* scratch) const {
+    kernels::NarrowRow rows[kernels::kNarrowRows];
+    int n = 0;
+    for (int64_t h = head; h < head + heads; ++h) {
+      // A strip for each group of lanes that the width allows; one or more a head.
+      for (int64_t at = 0; at < count; at += kernels_.width) {
+        const int64_t lanes = std::min<int64_t>(kernels_.width, count - at);
+        kernels::Strip& strip = strips[n];
+        fused::make_strip(p_, operands_, s, h, first + at, lanes, strip);
+        for (int lane = 0; lane < lanes; ++lane, ++n) {
+          rows[n] = {&strip, lane, outputs_at(p_, out_, s, h, first + at + lane)};
         }
       }
     }
-  });
+    kernels_.forward_narrow(rows, n, scratch);
+    for (int r = 0; r < n; ++r) number_keys(s, rows[r].out, 1);
+  }
 
-  if (coverage) {
-    out.coverage.fill(0);
-    // Chunk order within a head, whatever thread computed them.
-    for (size_t u = 0; u < units.size(); ++u) {
-      const Sequence& s = sequences[units[u].sequence];
-      const float* from = partial.data<float>() + partial_at[u];
-      float* to = out.coverage.data<float>() + (s.batch * H + units[u].head) * M + s.key_begin;
+  // Kernels count keys from the sequence's first.
+  static void number_keys(const Sequence& s, const kernels::StripOutputs& o, int64_t count) {
+    if (o.max_key == nullptr) return;
+    for (int64_t i = 0; i < count; ++i) o.max_key[i] += o.max_key[i] < 0 ? 0 : s.key_begin;
+  }
+
+  // Chunk order within a head, whatever thread computed them.
+  void add_coverage() {
+    out_.coverage.fill(0);
+    for (size_t u = 0; u < units_.size(); ++u) {
+      const Sequence& s = sequences_[units_[u].sequence];
+      const float* from = partial_.data<float>() + partial_at_[u];
+      float* to = out_.coverage.data<float>() +
+                  (s.batch * p_.shape.H + units_[u].head) * p_.shape.M + s.key_begin;
       for (int64_t j = 0; j < s.keys; ++j) to[j] += from[j];
     }
   }
+
+  const Problem& p_;
+  AttentionOutputs& out_;
+  const kernels::AttentionKernels& kernels_;
+  const kernels::RowMap map_;
+  const bool coverage_, narrow_;
+  const Operands operands_;
+  const std::vector<Sequence> sequences_;
+  std::vector<Unit> units_;
+  std::vector<int64_t> partial_at_;   // of each unit
+  std::vector<int64_t> tasks_ = {0};  // first unit of each task
+  int64_t partial_size_ = 0, most_keys_ = 0;
+  Tensor partial_;
+};
+
+}  // namespace
+
+void fused::forward_f32(const Problem& p, AttentionOutputs& out) {
+  Forward(p, out).run();
 }
 
 void fused::weights_f32(const Problem& p, std::span<const int64_t> rows,

@@ -56,8 +56,11 @@ struct Operands {
   std::vector<int32_t> query_position, key_position;  // [B,N], [B,M], for ALiBi and relative 1-D
   std::vector<int32_t> query_cell, key_cell;          // [B,N], [M], for relative 2-D
 };
-// `dy` may be undefined.
-Operands operands_of(const Problem& problem, const Tensor& dy = {});
+// `dy` may be undefined. `narrow`: forward only, and few queries go through forward_narrow, which
+// steps over masked entries in any case: K and V need not be looked through for them.
+Operands operands_of(const Problem& problem, const Tensor& dy = {}, bool narrow = false);
+// Whether forward_narrow takes this spec where queries are few.
+bool serves_narrow(const AttentionSpec& spec);
 
 kernels::RowMap row_map_of(const AttentionSpec& spec);
 

@@ -166,7 +166,7 @@ BiasFinds look_at_bias(const Tensor& bias) {
   return {masks, beyond};
 }
 
-std::vector<int32_t> narrow(const std::vector<int64_t>& x) {
+std::vector<int32_t> in_32_bits(const std::vector<int64_t>& x) {
   return {x.begin(), x.end()};
 }
 
@@ -190,7 +190,12 @@ constexpr float kLargestFactor = 1e6f;
 
 }  // namespace
 
-Operands operands_of(const Problem& p, const Tensor& dy) {
+bool serves_narrow(const AttentionSpec& spec) {
+  return std::holds_alternative<Softmax>(spec.normalizer) &&
+         (std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score));
+}
+
+Operands operands_of(const Problem& p, const Tensor& dy, bool narrow) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
   Operands o;
   o.v = p.in.v;
@@ -218,8 +223,11 @@ Operands operands_of(const Problem& p, const Tensor& dy) {
                           o.k_exp = exponentials(kernels, o.k, o.k_wide);
                         }},
              p.spec.score);
-  o.careful = any_beyond(kernels, o.q) || any_beyond(kernels, o.k) || any_beyond(kernels, o.v) ||
-              any_beyond(kernels, dy) || std::abs(factor) > kLargestFactor;
+  // Careful costs forward_narrow nothing, looking through K and V as much as reading them.
+  narrow = narrow && p.shape.N <= kernels::kNarrowRows;
+  o.careful = narrow || any_beyond(kernels, o.q) || any_beyond(kernels, o.k) ||
+              any_beyond(kernels, o.v) || any_beyond(kernels, dy) ||
+              std::abs(factor) > kLargestFactor;
   // Of the small tables those that the spec reads, which bind made float32.
   const auto look_at = [&](bool read, const Tensor& table) {
     o.careful = o.careful || (read && any_beyond_flat(kernels, table));
@@ -234,8 +242,8 @@ Operands operands_of(const Problem& p, const Tensor& dy) {
     o.bias_masks = finds.masks;
     o.careful = o.careful || finds.beyond;
   }
-  o.query_position = narrow(p.positions.q);
-  o.key_position = narrow(p.positions.k);
+  o.query_position = in_32_bits(p.positions.q);
+  o.key_position = in_32_bits(p.positions.k);
   if (const auto* grid = find_bias<Relative2D>(p.spec)) number_cells(p, *grid, o);
   return o;
 }

@@ -9,6 +9,7 @@
 // After foci's choice of targets.
 #include <hwy/foreach_target.h>
 
+#include "foci/kernels/attention_narrow-inl.h"
 #include "foci/kernels/attention_softmax_backward-inl.h"
 #include "foci/kernels/attention_sparse_backward-inl.h"
 
@@ -67,6 +68,8 @@ const AttentionKernels* attention_table() {
                                       backward_bytes,
                                       weights_bytes,
                                       forward_strip,
+                                      narrow_scratch,
+                                      forward_narrow,
                                       backward_strips,
                                       strip_weights,
                                       any_beyond,

@@ -23,6 +23,8 @@ inline constexpr int64_t kKeyBlock = 512;
 // Backward holds two strips (weights and score gradients) for each of up to kMaxStrips.
 inline constexpr int64_t kBackwardBlock = 128;
 inline constexpr int kMaxStrips = 3;
+// Queries that forward_narrow takes at once.
+inline constexpr int kNarrowRows = 8;
 
 // e^(2x) of such an x squared is finite, and so is its reciprocal.
 inline constexpr float kExpLimit = 21.0f;
@@ -146,6 +148,13 @@ struct StripOutputs {
   float* coverage = nullptr;  // [keys of the sequence], added to
 };
 
+// One query of a strip, and its places in the outputs.
+struct NarrowRow {
+  const Strip* strip = nullptr;
+  int lane = 0;
+  StripOutputs out;
+};
+
 // What backward reads and adds to for a tile of up to kMaxStrips strips of one head.
 struct TileGradients {
   const float* dy = nullptr;  // [lanes, Dv] of the first strip's first lane; null: zero
@@ -188,6 +197,10 @@ struct AttentionKernels {
   size_t (*backward_scratch)(const RowMap&, int64_t keys, int64_t D, int64_t Dv);
   size_t (*weights_scratch)(const RowMap&, int64_t keys, int64_t D, int64_t Dv);
   void (*forward)(const RowMap&, const Strip&, const StripOutputs&, std::byte* scratch);
+  // Softmax of dot scores, without coverage, for up to kNarrowRows queries on the same K and V (of
+  // any heads): the same bits as forward, for the work of so few.
+  size_t (*narrow_scratch)(int64_t D, int64_t Dv);
+  void (*forward_narrow)(const NarrowRow* rows, int count, std::byte* scratch);
   // `strips` follow one another in queries and share everything but mask and q.
   void (*backward)(const RowMap&, const Strip* strips, int count, const TileGradients&,
                    std::byte* scratch);
