@@ -50,20 +50,6 @@ struct NarrowState {
 
 // ---- scores -------------------------------------------------------------------------------------
 
-#if HWY_TARGET != HWY_SCALAR
-// [key r, key r + 4, …]: four neighbouring numbers of lanes()/4 keys, `step` apart.
-template <class D>
-HWY_INLINE hn::Vec<D> load_fours(D d, const float* p, int64_t step) {
-  if constexpr (hn::MaxLanes(D()) <= 4) {
-    return hn::LoadU(d, p);
-  } else {
-    const hn::Half<D> half;
-    const int64_t blocks = static_cast<int64_t>(hn::Lanes(half)) / 4;
-    return hn::Combine(d, load_fours(half, p + blocks * step, step), load_fours(half, p, step));
-  }
-}
-#endif
-
 // scores[r][0, lanes()) = Σ_d rows[key][d] · q[r][d] for lanes() keys.
 template <int R>
 HWY_INLINE void narrow_tile(int64_t depth, const float* HWY_RESTRICT rows, int64_t stride,
@@ -74,23 +60,16 @@ HWY_INLINE void narrow_tile(int64_t depth, const float* HWY_RESTRICT rows, int64
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) acc[r] = hn::Zero(d);
   int64_t i = 0;
-#if HWY_TARGET != HWY_SCALAR
+#if FOCI_HAS_FOURS
   for (; i + 4 <= depth; i += 4) {
-    const VF a = load_fours(d, rows + i, 4 * stride);
-    const VF b = load_fours(d, rows + stride + i, 4 * stride);
-    const VF c = load_fours(d, rows + 2 * stride + i, 4 * stride);
-    const VF e = load_fours(d, rows + 3 * stride + i, 4 * stride);
-    const VF ac0 = hn::InterleaveLower(d, a, c), be0 = hn::InterleaveLower(d, b, e);
-    const VF ac1 = hn::InterleaveUpper(d, a, c), be1 = hn::InterleaveUpper(d, b, e);
-    const VF k0 = hn::InterleaveLower(d, ac0, be0), k1 = hn::InterleaveUpper(d, ac0, be0);
-    const VF k2 = hn::InterleaveLower(d, ac1, be1), k3 = hn::InterleaveUpper(d, ac1, be1);
+    const Fours<VF> k = load_columns(d, rows + i, stride);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const float* q = states[r].q + i;
-      acc[r] = hn::MulAdd(k0, hn::Set(d, q[0]), acc[r]);
-      acc[r] = hn::MulAdd(k1, hn::Set(d, q[1]), acc[r]);
-      acc[r] = hn::MulAdd(k2, hn::Set(d, q[2]), acc[r]);
-      acc[r] = hn::MulAdd(k3, hn::Set(d, q[3]), acc[r]);
+      acc[r] = hn::MulAdd(k.a, hn::Set(d, q[0]), acc[r]);
+      acc[r] = hn::MulAdd(k.b, hn::Set(d, q[1]), acc[r]);
+      acc[r] = hn::MulAdd(k.c, hn::Set(d, q[2]), acc[r]);
+      acc[r] = hn::MulAdd(k.e, hn::Set(d, q[3]), acc[r]);
     }
   }
 #endif

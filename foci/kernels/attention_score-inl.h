@@ -85,6 +85,46 @@ inline HWY_NOINLINE const float* bias_run(const StripBias& bias, int64_t at, int
   return buffer;
 }
 
+// strip[j][lane] += bias of query `lane`, for n ≤ kBiasRun neighbouring keys from element `key` on.
+inline HWY_NOINLINE void add_bias_rows(const Strip& s, int64_t key, int64_t n, float* strip) {
+  const int64_t W = strip_width();
+  const StripBias& bias = s.bias;
+  int64_t lane = 0;
+#if FOCI_HAS_FOURS
+  const DF d;
+  const int64_t L = lanes();
+  HWY_ALIGN float wide[kMaxLanes / kVectors * kBiasRun];
+  for (; lane + L <= s.mask.lanes; lane += L) {
+    const float* rows = static_cast<const float*>(bias.data) + lane * bias.query_stride + key;
+    int64_t stride = bias.query_stride;
+    if (bias.dtype != DType::f32) {
+      for (int64_t row = 0; row < L; ++row) {
+        bias_run(bias, (lane + row) * bias.query_stride + key, n, wide + row * kBiasRun);
+      }
+      rows = wide;
+      stride = kBiasRun;
+    }
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+      const Fours<VF> b = load_columns(d, rows + j, stride);
+      float* at = strip + j * W + lane;
+      hn::Store(hn::Add(hn::Load(d, at), b.a), d, at);
+      hn::Store(hn::Add(hn::Load(d, at + W), b.b), d, at + W);
+      hn::Store(hn::Add(hn::Load(d, at + 2 * W), b.c), d, at + 2 * W);
+      hn::Store(hn::Add(hn::Load(d, at + 3 * W), b.e), d, at + 3 * W);
+    }
+    for (; j < n; ++j) {
+      for (int64_t row = 0; row < L; ++row) strip[j * W + lane + row] += rows[row * stride + j];
+    }
+  }
+#endif
+  HWY_ALIGN float buffer[kBiasRun];
+  for (; lane < s.mask.lanes; ++lane) {
+    const float* values = bias_run(bias, lane * bias.query_stride + key, n, buffer);
+    for (int64_t j = 0; j < n; ++j) strip[j * W + lane] += values[j];
+  }
+}
+
 // strip += bias for keys [begin, begin + count).
 inline HWY_NOINLINE void add_bias(const Strip& s, int64_t begin, int64_t count, float* strip) {
   const DF d;
@@ -118,11 +158,7 @@ inline HWY_NOINLINE void add_bias(const Strip& s, int64_t begin, int64_t count, 
       }
       continue;
     }
-    for (int lane = 0; lane < s.mask.lanes; ++lane) {
-      const float* values = bias_run(bias, lane * bias.query_stride + key, n, buffer);
-      float* column = strip + at * W + lane;
-      for (int64_t j = 0; j < n; ++j) column[j * W] += values[j];
-    }
+    add_bias_rows(s, key, n, strip + at * W);
   }
 }
 

@@ -54,9 +54,29 @@ inline HWY_NOINLINE void add_bias_gradient(const TileGradients& g, int64_t first
                                            const KeyRun& keys, const float* ds) {
   const int64_t W = strip_width();
   float* to = g.dbias + first * g.dbias_query_stride;
+  int64_t done = 0;  // lanes
+#if FOCI_HAS_FOURS
+  const DF d;
+  const int64_t L = lanes();
+  for (; keys.index == nullptr && g.dbias_key_stride == 1 && done + L <= lanes_used; done += L) {
+    float* rows = to + done * g.dbias_query_stride + keys.begin;
+    const float* from = ds + done;
+    int64_t u = 0;
+    for (; u + 4 <= keys.count; u += 4) {
+      const Fours<VF> x{hn::Load(d, from + u * W), hn::Load(d, from + (u + 1) * W),
+                        hn::Load(d, from + (u + 2) * W), hn::Load(d, from + (u + 3) * W)};
+      each_row(d, x, rows + u, g.dbias_query_stride, [](auto four, float* at, auto v) HWY_ATTR {
+        hn::StoreU(hn::Add(hn::LoadU(four, at), v), four, at);
+      });
+    }
+    for (; u < keys.count; ++u) {
+      for (int64_t n = 0; n < L; ++n) rows[n * g.dbias_query_stride + u] += from[u * W + n];
+    }
+  }
+#endif
   for (int64_t at = 0; at < keys.count; at += kBiasRun) {
     const int64_t n = HWY_MIN(kBiasRun, keys.count - at);
-    for (int lane = 0; lane < lanes_used; ++lane) {
+    for (auto lane = static_cast<int>(done); lane < lanes_used; ++lane) {
       float* row = to + lane * g.dbias_query_stride;
       const float* column = ds + at * W + lane;
       for (int64_t u = 0; u < n; ++u) row[keys[at + u] * g.dbias_key_stride] += column[u * W];

@@ -154,7 +154,30 @@ inline HWY_NOINLINE void copy_rows(int64_t count, const int32_t* index, int64_t 
 inline HWY_NOINLINE void unpack_panel(int64_t count, int64_t depth, const float* acc,
                                       const float* factor, float* y, int64_t y_stride) {
   const int64_t W = strip_width();
-  for (int64_t lane = 0; lane < count; ++lane) {
+  int64_t lane = 0;
+#if FOCI_HAS_FOURS
+  const DF d;
+  const int64_t L = lanes();
+  for (; lane + L <= count; lane += L) {
+    const VF f = hn::Load(d, factor + lane);
+    const float* from = acc + lane;
+    float* to = y + lane * y_stride;
+    int64_t i = 0;
+    for (; i + 4 <= depth; i += 4) {
+      const Fours<VF> x{
+          hn::Mul(hn::Load(d, from + i * W), f), hn::Mul(hn::Load(d, from + (i + 1) * W), f),
+          hn::Mul(hn::Load(d, from + (i + 2) * W), f), hn::Mul(hn::Load(d, from + (i + 3) * W), f)};
+      each_row(d, x, to + i, y_stride,
+               [](auto four, float* at, auto v) HWY_ATTR { hn::StoreU(v, four, at); });
+    }
+    for (; i < depth; ++i) {
+      for (int64_t n = 0; n < L; ++n) {
+        to[n * y_stride + i] = from[i * W + n] * factor[lane + n];
+      }
+    }
+  }
+#endif
+  for (; lane < count; ++lane) {
     for (int64_t i = 0; i < depth; ++i) y[lane * y_stride + i] = acc[i * W + lane] * factor[lane];
   }
 }

@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "foci/kernels/math-inl.h"
+#include "foci/kernels/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -284,7 +285,28 @@ inline HWY_NOINLINE void pack_panel(int64_t count, int64_t depth, const float* r
                                     float scale, float* panel) {
   const int64_t W = strip_width();
   if (count < W) std::memset(panel, 0, sizeof(float) * static_cast<size_t>(depth * W));
-  for (int64_t lane = 0; lane < count; ++lane) {
+  int64_t lane = 0;
+#if FOCI_HAS_FOURS
+  const DF d;
+  const int64_t L = lanes();
+  const VF factor = hn::Set(d, scale);
+  for (; lane + L <= count; lane += L) {
+    const float* from = rows + lane * stride;
+    float* to = panel + lane;
+    int64_t i = 0;
+    for (; i + 4 <= depth; i += 4) {
+      const Fours<VF> x = load_columns(d, from + i, stride);
+      hn::Store(hn::Mul(x.a, factor), d, to + i * W);
+      hn::Store(hn::Mul(x.b, factor), d, to + (i + 1) * W);
+      hn::Store(hn::Mul(x.c, factor), d, to + (i + 2) * W);
+      hn::Store(hn::Mul(x.e, factor), d, to + (i + 3) * W);
+    }
+    for (; i < depth; ++i) {
+      for (int64_t n = 0; n < L; ++n) to[i * W + n] = from[n * stride + i] * scale;
+    }
+  }
+#endif
+  for (; lane < count; ++lane) {
     for (int64_t i = 0; i < depth; ++i) panel[i * W + lane] = rows[lane * stride + i] * scale;
   }
 }
