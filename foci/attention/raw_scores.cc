@@ -63,7 +63,7 @@ Tensor raw_scores(const Bound& bound, ScoreStage stage) {
   check_product("scores [B, H, N, M]", {s.B, s.H, s.N, s.M});
   if (stage == ScoreStage::weights) return weights_of_all(whole);
   const Problem problem = up_to(whole, stage);
-  const Tensor out = Tensor::full({s.B, s.H, s.N, s.M}, -kInf);
+  Tensor out = Tensor::full({s.B, s.H, s.N, s.M}, -kInf);
   const Layout layout = cut(problem);
   const std::vector<PackedKeys> packed = pack_keys(problem, layout);
   ScratchPool pool;

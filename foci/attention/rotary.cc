@@ -7,6 +7,7 @@
 
 #include "foci/attention/state.h"
 #include "foci/core/threads.h"
+#include "foci/kernels/attention.h"
 #include "foci/kernels/rotary.h"
 
 namespace foci {
@@ -102,9 +103,12 @@ Angles angles_of(const Tensor& x, const RotaryAngles& a) {
   return out;
 }
 
+using Widen = decltype(kernels::AttentionKernels::widen);
+
 template <class T>
-void turn_row(const kernels::RotaryKernels& kernels, RotaryPairs pairs, const Angles& a,
-              int64_t row, bool transposed, const T* x, T* y, int64_t D, float* buffer) {
+void turn_row(const kernels::RotaryKernels& kernels, Widen widen, RotaryPairs pairs,
+              const Angles& a, int64_t row, bool transposed, const T* x, T* y, int64_t D,
+              float* buffer) {
   const float* c = a.cosine.data<float>() + row * a.half;
   const float* s = a.sine.data<float>() + row * a.half;
   const auto turn = pairs == RotaryPairs::half_split ? kernels.half_split : kernels.interleaved;
@@ -112,7 +116,7 @@ void turn_row(const kernels::RotaryKernels& kernels, RotaryPairs pairs, const An
   if constexpr (std::is_same_v<T, float>) {
     turn(a.half, c, s, transposed, x, y);
   } else {
-    for (int64_t d = 0; d < turned; ++d) buffer[d] = static_cast<float>(x[d]);
+    widen(dtype_v<T>, &x->bits, turned, buffer);
     turn(a.half, c, s, transposed, buffer, buffer);
     for (int64_t d = 0; d < turned; ++d) y[d] = static_cast<T>(buffer[d]);
   }
@@ -126,13 +130,14 @@ void turn_all(const Tensor& x, const RotaryAngles& angles, bool transposed, cons
   const int64_t B = x.dim(0), H = x.dim(1), N = x.dim(2), D = x.dim(3);
   const Angles a = angles_of(x, angles);
   const kernels::RotaryKernels& kernels = kernels::rotary_kernels(target);
+  const Widen widen = kernels::attention_kernels(target).widen;
   const int64_t total = B * H * N;
   const int64_t step = std::max<int64_t>(1, kTaskChannels / std::max<int64_t>(D, 1));
   parallel_for((total + step - 1) / step, [&](int64_t task) {
     std::vector<float> buffer(std::is_same_v<T, float> ? 0 : D);
     for (int64_t r = task * step; r < std::min((task + 1) * step, total); ++r) {
       const int64_t b = r / (H * N), h = r / N % H, n = r % N;
-      turn_row(kernels, angles.pairs, a, a.rows[b * N + n], transposed,
+      turn_row(kernels, widen, angles.pairs, a, a.rows[b * N + n], transposed,
                x.data<T>() + b * x.stride(0) + h * x.stride(1) + n * x.stride(2),
                y.data<T>() + b * y.stride(0) + h * y.stride(1) + n * y.stride(2), D, buffer.data());
     }

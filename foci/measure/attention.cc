@@ -14,6 +14,8 @@ namespace {
 
 // A call of plain takes some such multiple of one of fused, backward three times forward.
 constexpr double kPlainCalls = 12;
+// Of one call: it is not asked again how long it takes.
+constexpr double kLong = 0.5;
 
 struct Ready {
   Implementation implementation;
@@ -97,6 +99,7 @@ AttentionReport measure_attention(const AttentionJob& job) {
     }
     const std::vector<Timing> timings = interleaved(candidates, {.seconds = job.seconds / 3,
                                                                  .most_seconds = job.seconds / 2,
+                                                                 .once = once < kLong ? 0 : once,
                                                                  .each_round = sample,
                                                                  .keep_going = going});
     if (timings.empty()) {

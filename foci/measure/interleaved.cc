@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 namespace foci::measure {
@@ -31,7 +32,7 @@ double time_of(const Candidate& candidate, int calls, ClockKind clock) {
 
 double quantile(std::vector<double> v, double q) {
   std::sort(v.begin(), v.end());
-  return v[static_cast<size_t>(q * static_cast<double>(v.size() - 1) + 0.5)];
+  return v[static_cast<size_t>(std::lround(q * static_cast<double>(v.size() - 1)))];
 }
 
 }  // namespace
@@ -41,8 +42,10 @@ std::vector<Timing> interleaved(const std::vector<Candidate>& candidates,
   if (candidates.empty()) return {};
   const double begin = now(ClockKind::wall);
   const auto going = [&] { return !o.keep_going || o.keep_going(); };
-  double once = time_of(candidates[0], 1, o.clock);
-  if (once < kLong) once = std::max(1e-9, time_of(candidates[0], 1, o.clock));
+  double once = o.once;
+  for (int ask = 0; ask < 2 && o.once <= 0 && once < kLong; ++ask) {
+    once = std::max(1e-9, time_of(candidates[0], 1, o.clock));
+  }
   const int calls = static_cast<int>(std::clamp(o.sample_seconds / once, 1.0, 1e6));
   std::vector<std::vector<double>> times(candidates.size()), speedups(candidates.size());
   double spent = 0;

@@ -31,6 +31,7 @@ struct InterleavedOptions {
   // For candidates with one thread thread_cpu is the clock that a busy machine disturbs least.
   ClockKind clock = ClockKind::wall;
   double sample_seconds = 0.002;
+  double once = 0;  // seconds of a call of the first candidate, where known: saves asking it
   std::function<void()> each_round;  // at the start of every round, unmeasured
   std::function<bool()> keep_going;  // asked before every call; where false, all ends
 };
