@@ -28,7 +28,7 @@ struct SolveScratch {
 
 // Rows of the compact strip at most.
 inline int64_t most_weights(const RowMap& map, int64_t keys) {
-  return map.kind == RowNormalizer::top_k ? top_k_keys(map.k, keys) : keys;
+  return map.kind == RowNormalizer::top_k ? top_k_rows(map.k, keys) : keys;
 }
 
 inline void take_solve_scratch(const RowMap& map, int64_t keys, Carver& mem, SparseStrip& p,

@@ -14,7 +14,7 @@
 
 #include <cmath>
 
-#include "foci/kernels/normalizers/sparse-inl.h"
+#include "foci/kernels/normalizers/sparsemax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -38,21 +38,22 @@ struct SquarePower {
 // α < 2. e = (1 + z/t)^P as exp(P·ln(1 + z/t)): relative to t, and with z/t itself where that is
 // small, so that a P of hundreds (α near 1) magnifies no rounding: in the limit e = e^(s − max).
 struct SteadyPower {
-  VF power, factor;  // P and α − 1
+  VF less_one, factor;  // P − 1 and α − 1
   HWY_INLINE VF operator()(VF z, VF t, VF inverse_t, VF& slope) const {
     const DF d;
     const VF over = hn::Add(z, t);  // exact where it is small
-    const hn::Mask<DF> in = hn::Gt(over, hn::Zero(d));
-    const VF ratio = hn::Mul(over, inverse_t), less = hn::Mul(z, inverse_t);
+    VF ratio = hn::Mul(over, inverse_t);
+    const VF less = hn::Mul(z, inverse_t);
     VF k;
     VF f = split_for_log(d, ratio, k);
     const hn::Mask<DF> near = hn::Gt(less, hn::Set(d, -0.25f));
     f = hn::IfThenElse(near, less, f);
     k = hn::IfThenZeroElse(near, k);
+    ratio = hn::IfThenElse(near, hn::Add(less, hn::Set(d, 1.0f)), ratio);
     const VF log = hn::MulAdd(k, hn::Set(d, 0.69314718055994531f), log_near_one(d, f));
-    const VF e = hn::IfThenElseZero(in, exp_nonpositive(d, hn::Mul(power, log)));
-    slope = hn::IfThenElseZero(in, hn::Div(e, ratio));
-    return e;
+    slope =
+        hn::IfThenElseZero(hn::Gt(over, hn::Zero(d)), exp_nonpositive(d, hn::Mul(less_one, log)));
+    return hn::Mul(slope, hn::Max(ratio, hn::Zero(d)));
   }
   HWY_INLINE VF excess(VF t, VF sum) const {
     const DF d;
@@ -95,13 +96,13 @@ HWY_INLINE void sum_powers(const Power& power, int64_t count, const float* strip
 // Up to `steps` Newton steps of one vector of lanes on N(t) = ‖[z + t]₊‖_P = 1. A norm is convex in
 // t, so that t falls to the root from any start above it. A lane is settled when t no longer falls,
 // or fell by so little that the next step is below rounding; from then on it is left alone, however
-// long its neighbours take.
+// long its neighbours take: open[] is 0.
 template <class Power>
 HWY_NOINLINE void lower_t(const Power& power, float enough, int steps, int64_t count,
-                          const float* strip, const int32_t* index, float* at) {
+                          const float* strip, const int32_t* index, float* at, float* open) {
   const DF d;
   VF t = hn::Load(d, at);
-  hn::Mask<DF> active = hn::Gt(t, hn::Zero(d));
+  hn::Mask<DF> active = hn::Gt(hn::Load(d, open), hn::Zero(d));
   for (int step = 0; step < steps && !hn::AllFalse(d, active); ++step) {
     VF sum, slope;
     sum_powers(power, count, strip, index, t, hn::Div(hn::Set(d, 1.0f), t), sum, slope);
@@ -113,6 +114,7 @@ HWY_NOINLINE void lower_t(const Power& power, float enough, int steps, int64_t c
     active = hn::And(active, hn::Gt(fall, hn::Mul(t, hn::Set(d, enough))));
   }
   hn::Store(t, d, at);
+  hn::Store(hn::IfThenElseZero(active, hn::Set(d, 1.0f)), d, open);
 }
 
 // In place: rows with z > −t in some lane. t only falls, so the others are out for good.
@@ -133,16 +135,16 @@ inline HWY_NOINLINE void keep_above(const float* t, SparseStrip& p) {
   p.count = kept;
 }
 
+// From t, which no lane's root is above.
 template <class Power>
-void solve_steady(const Power& power, double alpha, SparseStrip& p, float* t) {
-  for (int lane = 0; lane < kMaxLanes; ++lane) t[lane] = 1;
-  // P ≥ 2: slopes change smoothly, and a step of 2^-13 is followed by one of about 2^-26. Below,
-  // slopes jump where keys leave.
-  const float enough = alpha <= 1.5 ? 0x1p-13f : 0x1p-22f;
+void solve_steady(const Power& power, float enough, SparseStrip& p, float* t) {
+  const int64_t L = lanes();
+  HWY_ALIGN float open[kMaxLanes];
+  for (float& x : open) x = 1;
   // The first steps leave few keys to be summed.
-  for (int steps : {2, 60}) {
+  for (int steps : {2, 2, 60}) {
     for (int v = 0; v < kVectors; ++v) {
-      lower_t(power, enough, steps, p.count, p.weights + v * lanes(), p.index, t + v * lanes());
+      lower_t(power, enough, steps, p.count, p.weights + v * L, p.index, t + v * L, open + v * L);
     }
     if (steps == 2) keep_above(t, p);
   }
@@ -155,22 +157,22 @@ void solve_steady(const Power& power, double alpha, SparseStrip& p, float* t) {
 // whose weights do not yet add to 1 move the origin of z to the lower end of their bracket, from
 // where small distances have all their digits, and go on.
 //
-// z changes; `offset` is by how much, at[] is t from the new origin.
+// at[] holds an upper bound of t, and receives t from the new origin; z changes, `offset` is by how
+// much.
 inline HWY_NOINLINE void bracket_t(const SteepPower& power, float factor, int64_t count,
                                    float* strip, const int32_t* index, float* offset, float* at) {
   const DF d;
   const int64_t W = strip_width();
   const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
-  VF n = hn::Zero(d);
+  VF high = hn::Load(d, at), n = zero;
   for (int64_t u = 0; u < count; ++u) {
-    const hn::Mask<DF> in = hn::Gt(hn::Load(d, strip + u * W), hn::Set(d, -1.0f));
+    const hn::Mask<DF> in = hn::Gt(hn::Load(d, strip + u * W), hn::Neg(high));
     n = hn::Add(n, hn::IfThenElseZero(in, one));
   }
   // At most n equal scores share 1: t ≥ n^(1−α).
   VF low = hn::Max(power_positive(d, hn::Max(n, one), hn::Set(d, -factor)), hn::Set(d, 1e-37f));
   low = hn::Mul(low, hn::Set(d, 0.999f));
-  VF high = hn::Set(d, 1.001f);
-  VF t = one, shift = zero;
+  VF t = hn::Mul(high, hn::Set(d, 0.5f)), shift = zero;
   hn::Mask<DF> open = hn::Gt(n, zero);
   for (int round = 0; round < 3 && !hn::AllFalse(d, open); ++round) {
     hn::Mask<DF> active = open;
@@ -252,26 +254,37 @@ HWY_NOINLINE void weigh_powers(const Power& power, float factor, const float* of
 // Candidates, as gather_candidates leaves them, become weights.
 inline void solve_entmax(double alpha, SparseStrip& p) {
   const DF d;
+  const int64_t L = lanes();
   HWY_ALIGN float t[kMaxLanes];
   HWY_ALIGN float offset[kMaxLanes] = {};
   const auto factor = static_cast<float>(alpha - 1);
-  const VF exponent = hn::Set(d, static_cast<float>(1 / (alpha - 1)));
-  if (alpha == 1.5) {
-    const SquarePower power;
-    solve_steady(power, alpha, p, t);
-    weigh_powers(power, factor, offset, t, p);
-  } else if (alpha < 2) {
-    const SteadyPower power{exponent, hn::Set(d, factor)};
-    solve_steady(power, alpha, p, t);
-    weigh_powers(power, factor, offset, t, p);
-  } else {
-    const SteepPower power{exponent};
-    for (int v = 0; v < kVectors; ++v) {
-      const int64_t at = v * lanes();
-      bracket_t(power, factor, p.count, p.weights + at, p.index, offset + at, t + at);
-    }
-    weigh_powers(power, factor, offset, t, p);
+  const auto power = static_cast<float>(1 / (alpha - 1));
+  // What the last step may leave. With P ≥ 2 slopes change smoothly, and a step of 2^-13 is
+  // followed by one of about 2^-26. Below, slopes jump where keys leave.
+  constexpr float kSmooth = 0x1p-13f, kJumping = 0x1p-22f;
+  if (alpha < 2) {
+    for (float& x : t) x = 1;
+    // Every [z + t]₊ is at most 1, so that a smaller P has the smaller t: the cheap square's t is
+    // an upper bound where P < 2.
+    if (alpha >= 1.5) solve_steady(SquarePower{}, kSmooth, p, t);
+    if (alpha == 1.5) return weigh_powers(SquarePower{}, factor, offset, t, p);
+    const SteadyPower steady{hn::Set(d, static_cast<float>(1 / (alpha - 1) - 1)),
+                             hn::Set(d, factor)};
+    solve_steady(steady, alpha < 1.5 ? kSmooth : kJumping, p, t);
+    return weigh_powers(steady, factor, offset, t, p);
   }
+  const SteepPower steep{hn::Set(d, power)};
+  // And where P < 1, that of sparsemax is.
+  for (int v = 0; v < kVectors; ++v) {
+    VF n;
+    const VF tau = sparsemax_threshold(p.count, p.weights + v * L, p.index, n);
+    hn::Store(hn::Mul(tau, hn::Set(d, -1.00001f)), d, t + v * L);
+  }
+  keep_above(t, p);
+  for (int v = 0; v < kVectors; ++v) {
+    bracket_t(steep, factor, p.count, p.weights + v * L, p.index, offset + v * L, t + v * L);
+  }
+  weigh_powers(steep, factor, offset, t, p);
 }
 
 }  // namespace HWY_NAMESPACE

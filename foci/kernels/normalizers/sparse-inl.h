@@ -61,6 +61,10 @@ HWY_INLINE void sum_rows(int64_t count, const int32_t* index, VF (&total)[N], co
     const int64_t stop = (int64_t{index[u]} / kSumBlock + 1) * kSumBlock;
     VF part[N];
     for (int n = 0; n < N; ++n) part[n] = hn::Zero(d);
+    for (; u + 1 < count && index[u + 1] < stop; u += 2) {
+      row(u, part);
+      row(u + 1, part);
+    }
     for (; u < count && index[u] < stop; ++u) row(u, part);
     for (int n = 0; n < N; ++n) total[n] = hn::Add(total[n], part[n]);
   }

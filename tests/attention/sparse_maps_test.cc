@@ -1,0 +1,112 @@
+// Maps with exact zeros in the fused kernels: which keys top-k chooses, and entmax far from the
+// usual alphas.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/generate.h"
+#include "attention/tolerance.h"
+#include "foci/core/simd_target.h"
+#include "foci/reference/attention.h"
+
+namespace foci {
+namespace {
+
+using testing::near;
+using testing::random_normal;
+
+Bound bind_fused(const AttentionSpec& spec, const AttentionShape& shape, const AttentionInputs& in,
+                 SimdTarget target) {
+  return Plan::make(spec, shape, {Implementation::fused, target}).bind(in);
+}
+
+// Rows scored whole and rows through a buffer, with ties everywhere and zeros of both signs: the
+// lowest keys are chosen among equals.
+TEST(SparseMaps, TopKTakesTheLowestKeysAmongEquals) {
+  for (const int64_t M : {40, 700, 3000}) {
+    for (const int64_t k : {1, 2, 7, 30, 100, 600}) {
+      for (const int levels : {1, 2, 5}) {
+        Rng rng(M + k);
+        AttentionSpec spec;
+        spec.normalizer = TopK{k};
+        spec.statistics = {Statistic::max_weight, Statistic::support};
+        AttentionInputs in;
+        in.q = Tensor::full({1, 1, 3, 1}, 1);
+        in.k = Tensor::empty({1, 1, M, 1});
+        in.v = random_normal(rng, {1, 1, M, 2});
+        for (float& x : in.k.span<float>()) {
+          x = 0.5f * static_cast<float>(rng.below(levels) - levels / 2);
+          if (x == 0 && rng.below(2)) x = -0.0f;
+        }
+        const reference::Forward want = reference::attention_forward(spec, in);
+        for (SimdTarget target : supported_targets()) {
+          const Bound bound = bind_fused(spec, {1, 1, 1, 3, M, 1, 2}, in, target);
+          const AttentionOutputs out = bound.forward();
+          const std::string where =
+              fmt::format("{} M {} k {} levels {}", name_of(target), M, k, levels);
+          EXPECT_TRUE(near(out.support, want.out.support, 0)) << where;
+          EXPECT_TRUE(near(out.max_key, want.out.max_key, 0)) << where;
+          EXPECT_TRUE(near(out.y, want.out.y)) << where;
+          const std::vector<int64_t> rows = {1}, heads = {0};
+          const Tensor weights = bound.weights(out, rows, heads);
+          for (int64_t j = 0; j < M; ++j) {
+            ASSERT_EQ(weights.at<float>(0, 0, 0, j) > 0, want.weights.at<double>(0, 0, 1, j) > 0)
+                << where << " key " << j;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Weights add to 1 and follow the order of the scores at any α; near 1 they are softmax's.
+TEST(SparseMaps, EntmaxOfExtremeAlphas) {
+  constexpr int64_t kM = 300;
+  Rng rng(23);
+  AttentionInputs in;
+  in.q = random_normal(rng, {1, 1, 20, 8});
+  in.k = random_normal(rng, {1, 1, kM, 8});
+  in.v = random_normal(rng, {1, 1, kM, 8});
+  // Two rows of equal scores.
+  in.q.slice(2, 0, 2).fill(0);
+  std::vector<int64_t> rows(20);
+  for (int64_t i = 0; i < 20; ++i) rows[i] = i;
+  const std::vector<int64_t> heads = {0};
+  for (const double alpha : {1 + 1e-9, 1 + 1e-6, 1.001, 1.999, 2.001, 7.0, 40.0, 1e6}) {
+    AttentionSpec spec;
+    spec.normalizer = Entmax{alpha};
+    spec.statistics = Statistics::all();
+    const AttentionSpec soft{.statistics = Statistics::all()};
+    const reference::Forward scored = reference::attention_forward(soft, in);
+    for (SimdTarget target : supported_targets()) {
+      const std::string where = fmt::format("{} alpha {}", name_of(target), alpha);
+      const Bound bound = bind_fused(spec, {1, 1, 1, 20, kM, 8, 8}, in, target);
+      const AttentionOutputs out = bound.forward();
+      const Tensor weights = bound.weights(out, rows, heads);
+      for (int64_t i = 0; i < 20; ++i) {
+        double sum = 0, largest = 0;
+        for (int64_t j = 0; j < kM; ++j) {
+          const float w = weights.at<float>(0, 0, i, j);
+          ASSERT_GE(w, 0) << where;
+          sum += w;
+          largest = std::max(largest, double{w});
+          if (i < 2) {
+            EXPECT_NEAR(w * kM, 1, 1e-6) << where;
+          }
+          if (alpha <= 1 + 1e-6) {
+            EXPECT_NEAR(w, scored.weights.at<double>(0, 0, i, j), 4e-6) << where;
+          }
+        }
+        EXPECT_NEAR(sum, 1, 1e-6) << where;
+        EXPECT_FLOAT_EQ(out.max_weight.at<float>(0, 0, i), static_cast<float>(largest)) << where;
+        const int64_t key = out.max_key.at<int64_t>(0, 0, i);
+        EXPECT_EQ(weights.at<float>(0, 0, i, key), out.max_weight.at<float>(0, 0, i)) << where;
+      }
+      for (float x : out.row_stat.span<float>()) EXPECT_TRUE(std::isfinite(x)) << where;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace foci
