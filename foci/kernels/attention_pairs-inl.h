@@ -14,6 +14,7 @@
 
 #include <cstring>
 #include "foci/kernels/strips-inl.h"
+#include "foci/kernels/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -253,7 +254,8 @@ HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const fl
     const float* k_exp = kL2 ? nullptr : s.k_exp + j * s.D;
     const bool wide_key = !kL2 && s.k_wide[j] != 0;
     float* to = dk + j * dk_stride;
-    for (int64_t i = 0; i < s.D; ++i) {
+    // Number i of q and k: adds to dq and dw, and returns what dk gets, lane by lane.
+    const auto number = [&](int64_t i) HWY_ATTR {
       const VF k = hn::Set(d, k_row[i]);
       const VF factor = hn::Set(d, kL2 ? 2 * s.gamma : s.score_w[i]);
       VF sum = hn::Zero(d);
@@ -281,8 +283,16 @@ HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const fl
           hn::Store(hn::Add(hn::Load(d, dw + at), t), d, dw + at);
         }
       }
-      const float total = hn::GetLane(hn::SumOfLanes(d, sum));
-      to[i] += kL2 ? -total : total;
+      return sum;
+    };
+    int64_t i = 0;
+    for (; i + 4 <= s.D; i += 4) {
+      const VF sums[4] = {number(i), number(i + 1), number(i + 2), number(i + 3)};
+      add_lane_sums(d, sums, kL2, to + i);
+    }
+    for (; i < s.D; ++i) {
+      const float sum = hn::GetLane(hn::SumOfLanes(d, number(i)));
+      to[i] += kL2 ? -sum : sum;
     }
   }
 }

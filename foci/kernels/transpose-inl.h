@@ -39,7 +39,7 @@ template <class V>
 struct Fours {
   V a, b, c, e;
 };
-template <class D, class V = hn::Vec<D> >
+template <class D, class V = hn::Vec<D>>
 HWY_INLINE Fours<V> transpose_fours(D d, const Fours<V>& x) {
   const V ac0 = hn::InterleaveLower(d, x.a, x.c), be0 = hn::InterleaveLower(d, x.b, x.e);
   const V ac1 = hn::InterleaveUpper(d, x.a, x.c), be1 = hn::InterleaveUpper(d, x.b, x.e);
@@ -48,7 +48,7 @@ HWY_INLINE Fours<V> transpose_fours(D d, const Fours<V>& x) {
 }
 
 // Numbers p[0, 4) of lanes() rows, as four vectors with a row in each lane.
-template <class D, class V = hn::Vec<D> >
+template <class D, class V = hn::Vec<D>>
 HWY_INLINE Fours<V> load_columns(D d, const float* p, int64_t stride) {
   return transpose_fours(
       d, Fours<V>{load_fours(d, p, 4 * stride), load_fours(d, p + stride, 4 * stride),
@@ -57,7 +57,7 @@ HWY_INLINE Fours<V> load_columns(D d, const float* p, int64_t stride) {
 }
 
 // The way back: f(address, four numbers) for each of lanes() rows.
-template <class D, class F, class V = hn::Vec<D> >
+template <class D, class F, class V = hn::Vec<D>>
 HWY_INLINE void each_row(D d, const Fours<V>& columns, float* p, int64_t stride, F&& f) {
   const Fours<V> rows = transpose_fours(d, columns);
   const hn::CappedTag<float, 4> four;
@@ -71,7 +71,35 @@ HWY_INLINE void each_row(D d, const Fours<V>& columns, float* p, int64_t stride,
     f(four, p + row * stride, hn::Load(four, blocks + row % 4 * L + row / 4 * 4));
   }
 }
+
+// The upper half of the blocks onto the lower, until one is left.
+template <class D>
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> fold_blocks(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return fold_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
 #endif
+
+// to[i] += the sum of all lanes of x[i], for four neighbours; `negative`: −=.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void add_lane_sums(D d, const V* x, bool negative, float* to) {
+#if FOCI_HAS_FOURS
+  const hn::CappedTag<float, 4> four;
+  const Fours<V> t = transpose_fours(d, Fours<V>{x[0], x[1], x[2], x[3]});
+  const auto sums = fold_blocks(d, hn::Add(hn::Add(t.a, t.b), hn::Add(t.c, t.e)));
+  const auto old = hn::LoadU(four, to);
+  hn::StoreU(negative ? hn::Sub(old, sums) : hn::Add(old, sums), four, to);
+#else
+  for (int i = 0; i < 4; ++i) {
+    const float sum = hn::GetLane(hn::SumOfLanes(d, x[i]));
+    to[i] += negative ? -sum : sum;
+  }
+#endif
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace foci::kernels
