@@ -102,8 +102,7 @@ struct AttentionResult {
 
 // q [B, N, H·D], k [B, M, Hk·D], v [B, M, Hk·Dv] (or value_heads·Dv), heads side by side in the
 // last dimension; strided views will do. Entropy, coverage, max_weight and support are there where
-// the spec asks for them. In float the engine of attention/ serves; in double a plain loop does,
-// for every score, normaliser and mask, but of the biases for tensor biases only.
+// the spec asks for them. In float the engine of attention/ serves; in double a plain loop does.
 template <class T>
 FOCI_API AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k,
                                       const Var<T>& v, const AttentionArguments<T>& arguments);

@@ -54,17 +54,36 @@ std::vector<Case> wide_cases() {
   all.push_back({"topk", {.normalizer = TopK{2}, .statistics = {Statistic::coverage}}});
   all.push_back({"softcap", {.softcap = 1.5}});
   all.push_back({"bias", {.biases = {TensorBias{}}}});
+  all.push_back({"alibi", {.biases = {Alibi{}}}, 1, 2, 2, 3, 5});
+  all.push_back(
+      {"alibi_past", {.masks = {Causal{Align::past}}, .biases = {Alibi{}}}, 2, 2, 1, 3, 7});
+  all.push_back({"relative1d", {.biases = {Relative1D{2}}}, 1, 4, 2, 4, 6});
+  all.push_back({"relative2d", {.biases = {Relative2D{2, 3}, TensorBias{}}}, 1, 2, 2, 6, 6});
+  all.push_back({"biases_in_segments",
+                 {.masks = {Segments{}}, .biases = {Alibi{}, Relative1D{1}}},
+                 1,
+                 2,
+                 2,
+                 7,
+                 7});
   all.push_back({"drop_key", {.dropout = Dropout{0.3, 4, DropoutPlace::keys}}});
   return all;
 }
 
-// q, k, v as the operator takes them, then bias and score_w where the spec reads them.
+// q, k, v as the operator takes them, then bias, slopes, tables, score_w where the spec reads them.
 std::vector<Tensor> inputs_of(const Case& c) {
   const int64_t value_heads = c.value_heads ? c.value_heads : c.Hk;
   std::vector<Tensor> in = {random_tensor({c.B, c.N, c.H * c.D}, 1),
                             random_tensor({c.B, c.M, c.Hk * c.D}, 2),
                             random_tensor({c.B, c.M, value_heads * c.Dv}, 3)};
   if (find_bias<TensorBias>(c.spec)) in.push_back(random_tensor({c.H, 1, c.M}, 4));
+  if (find_bias<Alibi>(c.spec)) in.push_back(random_tensor({c.H}, 6));
+  if (const auto* r = find_bias<Relative1D>(c.spec)) {
+    in.push_back(random_tensor({c.H, 2 * r->max_distance + 1}, 7));
+  }
+  if (const auto* r = find_bias<Relative2D>(c.spec)) {
+    in.push_back(random_tensor({c.H, 2 * r->height - 1, 2 * r->width - 1}, 8));
+  }
   if (std::holds_alternative<Additive>(c.spec.score)) in.push_back(random_tensor({c.D}, 5));
   return in;
 }
@@ -72,6 +91,7 @@ std::vector<Tensor> inputs_of(const Case& c) {
 AttentionInputs masks_of(const Case& c) {
   AttentionInputs in;
   if (has_mask<KeyLengths>(c.spec)) in.key_lengths = Tensor::from<int64_t>({4, 0}, {c.B});
+  if (bias_align(c.spec) == Align::past) in.past_lengths = Tensor::from<int64_t>({4, 1}, {c.B});
   if (has_mask<Segments>(c.spec)) {
     in.q_segments = Tensor::from<int32_t>({0, 0, 1, 1, 1, 2, 3}, {1, 7});
     in.k_segments = Tensor::from<int32_t>({0, 0, 1, 1, 1, 3, 3}, {1, 7});
@@ -94,6 +114,9 @@ ops::AttentionResult<T> attend(const Case& c, Tape<T>& tape, const std::vector<V
   a.masks = masks_of(c);
   size_t next = 3;
   if (find_bias<TensorBias>(c.spec)) a.bias = v[next++];
+  if (find_bias<Alibi>(c.spec)) a.slopes = v[next++];
+  if (find_bias<Relative1D>(c.spec)) a.table1d = v[next++];
+  if (find_bias<Relative2D>(c.spec)) a.table2d = v[next++];
   if (std::holds_alternative<Additive>(c.spec.score)) a.score_w = v[next++];
   return ops::attention(tape, v[0], v[1], v[2], a);
 }
@@ -130,6 +153,9 @@ Oracle oracle_of(const Case& c, const std::vector<Tensor>& in) {
                            : heads_first(in[2], c.Hk);
   size_t next = 3;
   if (find_bias<TensorBias>(c.spec)) a.bias = in[next++];
+  if (find_bias<Alibi>(c.spec)) a.slopes = in[next++];
+  if (find_bias<Relative1D>(c.spec)) a.table1d = in[next++];
+  if (find_bias<Relative2D>(c.spec)) a.table2d = in[next++];
   if (std::holds_alternative<Additive>(c.spec.score)) a.score_w = in[next++];
   Oracle o{reference::attention_forward(c.spec, a), {}};
 
@@ -165,6 +191,9 @@ Oracle oracle_of(const Case& c, const std::vector<Tensor>& in) {
   }
   o.grads = {heads_last(g.dq), heads_last(g.dk), heads_last(dv)};
   if (g.dbias.defined()) o.grads.push_back(g.dbias);
+  if (g.dslopes.defined()) o.grads.push_back(g.dslopes);
+  if (g.dtable1d.defined()) o.grads.push_back(g.dtable1d);
+  if (g.dtable2d.defined()) o.grads.push_back(g.dtable2d);
   if (g.dscore_w.defined()) o.grads.push_back(g.dscore_w);
   return o;
 }

@@ -64,10 +64,26 @@ class Attention {
         D(in.q.dim(3)),
         Dv(in.v.dim(3)) {
     for (const Bias& bias : spec.biases) {
-      require(std::holds_alternative<TensorBias>(bias),
-              "attention in double: positional biases are not served; give them as a tensor");
+      std::visit(
+          overloaded{
+              [&](TensorBias) {
+                require(in.bias.defined(),
+                        "bias: no tensor was given, but the bias tensor reads it");
+                bias_ = in.bias.broadcast_to({B, H, N, M});
+              },
+              [&](Alibi) { slopes_ = table(in.slopes, "slopes", {H}); },
+              [&](Relative1D r) {
+                table1d_ = table(in.table1d, "table1d", {H, 2 * r.max_distance + 1});
+              },
+              [&](Relative2D r) {
+                require(r.height * r.width == M && N <= M,
+                        "attention in double: a grid of {} × {} positions for {} "
+                        "keys and {} queries",
+                        r.height, r.width, M, N);
+                table2d_ = table(in.table2d, "table2d", {H, 2 * r.height - 1, 2 * r.width - 1});
+              }},
+          bias);
     }
-    if (in.bias.defined()) bias_ = in.bias.broadcast_to({B, H, N, M});
     if (in.keep.defined()) keep_ = in.keep.broadcast_to({B, H, N, M});
     if (const auto* e = std::get_if<Entmax>(&spec.normalizer)) alpha_ = e->alpha;
   }
@@ -98,8 +114,11 @@ class Attention {
     r.p.assign(m, 0);
     for (int64_t j = 0; j < M; ++j) {
       if (!allows(b, h, i, j)) continue;
-      const double bias = bias_.defined() ? bias_.item({b, h, i, j}) : 0;
+      double bias = bias_.defined() ? bias_.item({b, h, i, j}) : 0;
       if (bias == -kInf) continue;
+      for_each_table_entry(b, h, i, j, [&](const Tensor& t, auto, int64_t at, double factor) {
+        bias += factor * t.data<double>()[at];
+      });
       r.allowed[j] = 1;
       r.empty = false;
       r.raw[j] = score(q(b, h, i), k(b, h, j));
@@ -189,6 +208,39 @@ class Attention {
                spec_.score);
   }
 
+  // What positional biases add to score (b, h, i, j): calls f(table, its gradient's member, index,
+  // factor) for each table, of which factor · table[index] is added.
+  template <class F>
+  void for_each_table_entry(int64_t b, int64_t h, int64_t i, int64_t j, F&& f) const {
+    const Align align = bias_align(spec_);
+    const auto distance = [&] {
+      const Pair pair = pair_at(b, i, j);
+      return pair.key - position(align, b, pair);
+    };
+    for (const Bias& bias : spec_.biases) {
+      std::visit(overloaded{[](TensorBias) {},
+                            [&](Alibi) {
+                              f(slopes_, &AttentionGradients::dslopes, h,
+                                -static_cast<double>(std::abs(distance())));
+                            },
+                            [&](Relative1D r) {
+                              const int64_t most = r.max_distance;
+                              f(table1d_, &AttentionGradients::dtable1d,
+                                h * (2 * most + 1) + most + std::clamp(distance(), -most, most), 1);
+                            },
+                            [&](Relative2D r) {  // the grid knows no segments
+                              const int64_t p = position(align, b, {N, M, i, j});
+                              require(p >= 0 && p < M, "past_lengths: query {} leaves the grid", i);
+                              const int64_t y = j / r.width - p / r.width + r.height - 1;
+                              const int64_t x = j % r.width - p % r.width + r.width - 1;
+                              const int64_t rows = 2 * r.height - 1, columns = 2 * r.width - 1;
+                              f(table2d_, &AttentionGradients::dtable2d,
+                                (h * rows + y) * columns + x, 1);
+                            }},
+                 bias);
+    }
+  }
+
   bool is_threshold() const {
     return std::holds_alternative<Sparsemax>(spec_.normalizer) ||
            std::holds_alternative<Entmax>(spec_.normalizer);
@@ -204,36 +256,51 @@ class Attention {
     return std::sqrt(s);
   }
 
-  bool allows(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    // Inside a segment, sizes and positions count from its own keys and queries.
-    int64_t n = N, m = M, qi = i, kj = j;
-    if (has_mask<Segments>(spec_)) {
-      const int32_t segment = in_.q_segments.at<int32_t>(b, i);
-      if (in_.k_segments.at<int32_t>(b, j) != segment) return false;
-      n = queries_.size_of(b, segment);
-      m = keys_.size_of(b, segment);
-      qi = queries_.place[static_cast<size_t>(b * N + i)];
-      kj = keys_.place[static_cast<size_t>(b * M + j)];
+  // Where a query and a key stand, among how many. Inside a segment all four count from its own
+  // queries and keys.
+  struct Pair {
+    int64_t queries, keys, query, key;
+  };
+  Pair pair_at(int64_t b, int64_t i, int64_t j) const {
+    if (!has_mask<Segments>(spec_)) return {N, M, i, j};
+    const int32_t segment = in_.q_segments.at<int32_t>(b, i);
+    return {queries_.size_of(b, segment), keys_.size_of(b, segment),
+            queries_.place[static_cast<size_t>(b * N + i)],
+            keys_.place[static_cast<size_t>(b * M + j)]};
+  }
+  int64_t position(Align align, int64_t b, const Pair& pair) const {
+    switch (align) {
+      case Align::bottom_right:
+        return pair.query + pair.keys - pair.queries;
+      case Align::top_left:
+        return pair.query;
+      case Align::past:
+        return pair.query + in_.past_lengths.at<int64_t>(b);
     }
-    const auto position = [&](Align align) {
-      switch (align) {
-        case Align::bottom_right:
-          return qi + m - n;
-        case Align::top_left:
-          return qi;
-        case Align::past:
-          return qi + in_.past_lengths.at<int64_t>(b);
-      }
-      return qi;
-    };
+    return pair.query;
+  }
+
+  static Tensor table(const Tensor& given, const char* name, const Dims& shape) {
+    require(given.defined() && given.shape() == shape,
+            "{}: {} given, a tensor of shape {} is needed", name,
+            given.defined() ? given.shape().str() : "nothing", shape.str());
+    return given.contiguous();
+  }
+
+  bool allows(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (has_mask<Segments>(spec_) &&
+        in_.k_segments.at<int32_t>(b, j) != in_.q_segments.at<int32_t>(b, i)) {
+      return false;
+    }
+    const Pair pair = pair_at(b, i, j);
     bool seen = true;
     for (const Mask& mask : spec_.masks) {
       seen = seen &&
-             std::visit(overloaded{[&](Causal c) { return kj <= position(c.align); },
+             std::visit(overloaded{[&](Causal c) { return pair.key <= position(c.align, b, pair); },
                                    [&](const Window& w) {
-                                     const int64_t p = position(w.align);
-                                     return (!w.left || kj >= p - *w.left) &&
-                                            (!w.right || kj <= p + *w.right);
+                                     const int64_t p = position(w.align, b, pair);
+                                     return (!w.left || pair.key >= p - *w.left) &&
+                                            (!w.right || pair.key <= p + *w.right);
                                    },
                                    [&](KeyLengths) { return j < in_.key_lengths.at<int64_t>(b); },
                                    [](Segments) { return true; },
@@ -326,7 +393,7 @@ class Attention {
 
   const AttentionSpec& spec_;
   const AttentionInputs& in_;
-  Tensor bias_, keep_;
+  Tensor bias_, keep_, slopes_, table1d_, table2d_;
   Places queries_, keys_;
   double alpha_ = 2;
 
@@ -405,8 +472,14 @@ AttentionGradients attention_f64_backward(const AttentionSpec& spec, const Atten
   g.dv = Tensor::zeros(in.v.shape(), DType::f64);
   const bool per_head = std::holds_alternative<std::vector<double>>(spec.scale);
   g.dscale = Tensor::zeros({per_head ? a.H : 1}, DType::f64);
-  if (in.bias.defined()) g.dbias = Tensor::zeros(in.bias.shape(), DType::f64);
-  if (in.score_w.defined()) g.dscore_w = Tensor::zeros(in.score_w.shape(), DType::f64);
+  const auto zeros_like = [](const Tensor& t) {
+    return t.defined() ? Tensor::zeros(t.shape(), DType::f64) : Tensor();
+  };
+  g.dbias = zeros_like(in.bias);
+  g.dslopes = zeros_like(in.slopes);
+  g.dtable1d = zeros_like(in.table1d);
+  g.dtable2d = zeros_like(in.table2d);
+  g.dscore_w = zeros_like(in.score_w);
   Tensor dbias = g.dbias.defined() ? g.dbias.broadcast_to({a.B, a.H, a.N, a.M}) : Tensor();
 
   a.for_each_row([&](const Row& r) {
@@ -434,6 +507,10 @@ AttentionGradients attention_f64_backward(const AttentionSpec& spec, const Atten
     for (int64_t j = 0; j < a.M; ++j) {
       if (ds[j] == 0) continue;
       if (dbias.defined()) dbias.at<double>(r.b, r.h, r.i, j) += ds[j];
+      a.for_each_table_entry(r.b, r.h, r.i, j,
+                             [&](const Tensor&, auto grad, int64_t at, double factor) {
+                               (g.*grad).template data<double>()[at] += factor * ds[j];
+                             });
       const double inner = ds[j] * r.slope[j];
       g.dscale.data<double>()[per_head ? r.h : 0] += inner * r.raw[j];
       a.score_backward(r, j, inner * a.scale(r.h), row_of(g.dq, r.b, r.h, r.i),

@@ -1,5 +1,5 @@
 // Attention in double as a plain loop over rows: what the tape uses to check itself. It serves
-// every score, normaliser and mask; of the biases, tensor biases only. Private to autograd/.
+// every spec. Private to autograd/.
 #pragma once
 
 #include <span>
