@@ -42,12 +42,7 @@ class Demo : public Verb {
     app.add_option("--report", report_, "The page (default: report.html in --out)")
         ->type_name("FILE");
     app.add_flag("--resume", resume_, "Go on from the checkpoint in --out");
-    declare_shape(app, flags_);
-    declare_optimiser(app, flags_);
-    declare_seed(app, common_);
-    declare_threads(app, common_);
-    declare_json(app, common_);
-    declare_quiet(app, common_);
+    declare_run(app, flags_, common_);
   }
 
   int run() override {

@@ -48,12 +48,7 @@ class TrainVit : public Verb {
     app.add_option("--report", report_, "Write a report about the training to this file")
         ->type_name("FILE");
     declare_length(app, flags_);
-    declare_shape(app, flags_);
-    declare_optimiser(app, flags_);
-    declare_seed(app, common_);
-    declare_threads(app, common_);
-    declare_json(app, common_);
-    declare_quiet(app, common_);
+    declare_run(app, flags_, common_);
   }
 
   // A resumed run takes its options from where it began.

@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include "foci/cli/verb.h"
 #include "foci/spec/json.h"
 
 namespace foci::cli {
@@ -17,6 +16,8 @@ void declare_length(CLI::App& app, TrainFlags& flags) {
       ->type_name("N")
       ->default_str("");
 }
+
+namespace {
 
 void declare_shape(CLI::App& app, TrainFlags& flags) {
   const char* group = "Model";
@@ -55,6 +56,17 @@ void declare_optimiser(CLI::App& app, TrainFlags& flags) {
   number("--clip", flags.clip, "Largest gradient norm; 0 for no limit");
   number("--label-smoothing", flags.label_smoothing, "Share of a label given to all classes");
   number("--checkpoint-seconds", flags.checkpoint_seconds, "At most so long between checkpoints");
+}
+
+}  // namespace
+
+void declare_run(CLI::App& app, TrainFlags& flags, Common& common) {
+  declare_shape(app, flags);
+  declare_optimiser(app, flags);
+  declare_seed(app, common);
+  declare_threads(app, common);
+  declare_json(app, common);
+  declare_quiet(app, common);
 }
 
 vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed) {

@@ -4,11 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "foci/cli/verb.h"
 #include "foci/vision/trainer.h"
-
-namespace CLI {
-class App;
-}
 
 namespace foci::cli {
 
@@ -28,8 +25,8 @@ struct TrainFlags {
 };
 
 void declare_length(CLI::App& app, TrainFlags& flags);
-void declare_shape(CLI::App& app, TrainFlags& flags);
-void declare_optimiser(CLI::App& app, TrainFlags& flags);
+// The model's shape, the optimiser, and what every run has.
+void declare_run(CLI::App& app, TrainFlags& flags, Common& common);
 
 // Throws UsageError where an option holds what it may not.
 vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed);

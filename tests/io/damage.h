@@ -9,6 +9,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "foci/core/error.h"
 #include "foci/core/rng.h"
@@ -53,6 +54,15 @@ std::string message_of(const std::function<void()>& f) {
   }
   ADD_FAILURE() << "nothing was thrown";
   return "";
+}
+
+// f throws an E whose message holds all of these parts.
+template <class E>
+void expect_error(const std::function<void()>& f, const std::vector<std::string>& parts) {
+  const std::string message = message_of<E>(f);
+  for (const std::string& part : parts) {
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in " << message;
+  }
 }
 
 // One line, short enough to read, with only what belongs on a terminal.

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <functional>
 
 #include "autograd/gradient_check.h"
 #include "foci/io/file.h"
@@ -18,6 +16,7 @@
 namespace foci {
 namespace {
 
+using testing::expect_error;
 using testing::random_tensor;
 
 VitConfig small(Pooling pooling) {
@@ -43,18 +42,6 @@ class Folder : public ::testing::Test {
   testing::TemporaryFolder temporary_;
   const std::filesystem::path folder_ = temporary_.path();
 };
-
-template <class E>
-void expect_error(const std::function<void()>& act, const std::vector<std::string>& parts) {
-  try {
-    act();
-    FAIL() << "nothing was thrown";
-  } catch (const E& e) {
-    for (const std::string& part : parts) {
-      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << part << " in " << e.what();
-    }
-  }
-}
 
 TEST(VitTest, PackedEqualsOneByOneBitForBit) {
   const Tensor patches = random_tensor({kPatches, 4}, 1).to(DType::f32);

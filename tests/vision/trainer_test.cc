@@ -13,12 +13,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <thread>
 
 #include "foci/core/threads.h"
 #include "foci/nn/checkpoint.h"
 #include "foci/vision/scenes.h"
+#include "io/damage.h"
 
 namespace foci::vision {
 namespace {
@@ -59,30 +59,19 @@ void expect_same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b
 
 class TrainerTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("foci-train-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::remove_all(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   template <class E>
   void expect_error(const TrainOptions& options, const std::vector<std::string>& parts) {
     const Scenes data = scenes();
-    try {
-      Trainer trainer(data, options);
-      trainer.run();
-      FAIL() << "nothing was thrown";
-    } catch (const E& e) {
-      for (const std::string& part : parts) {
-        EXPECT_NE(std::string(e.what()).find(part), std::string::npos)
-            << part << " in " << e.what();
-      }
-    }
+    foci::testing::expect_error<E>(
+        [&] {
+          Trainer trainer(data, options);
+          trainer.run();
+        },
+        parts);
   }
 
-  std::filesystem::path folder_;
+  foci::testing::TemporaryFolder temporary_;
+  const std::filesystem::path folder_ = temporary_ / "run";  // made by the trainer
 };
 
 TEST_F(TrainerTest, TheSameBitsOnAnyNumberOfThreads) {
