@@ -1,3 +1,4 @@
+// Each reader called, and what it returns read through.
 #include "readers.h"
 
 #include <numeric>

@@ -1,3 +1,4 @@
+// The cache: room, appending, rolling, and attention of the newest queries to what it holds.
 #include "foci/attention/kv_cache.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Names of element types, and float32 to and from 16 bits.
 #include "foci/core/dtype.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Philox's rounds, numbers drawn from its words, and the bits of dropout.
 #include "foci/core/rng.h"
 
 #include <cmath>

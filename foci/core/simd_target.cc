@@ -1,3 +1,4 @@
+// Targets by name, asked of Highway once.
 #include "foci/core/simd_target.h"
 
 #include "foci/core/highway_targets.h"

@@ -1,3 +1,4 @@
+// Storage, views and copies of tensors, whatever their element type.
 #include "foci/core/tensor.h"
 
 #include <algorithm>

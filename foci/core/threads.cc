@@ -1,3 +1,4 @@
+// Tasks on oneTBB, in an arena of as many threads as were asked for.
 #include "foci/core/threads.h"
 
 #include <tbb/global_control.h>

@@ -1,3 +1,4 @@
+// Files through the system's own calls, every failure as one line.
 #include "foci/io/file.h"
 
 #include <fcntl.h>

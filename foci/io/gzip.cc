@@ -1,3 +1,4 @@
+// Unpacks member after member with zlib.
 #include "foci/io/gzip.h"
 
 #include <zlib.h>

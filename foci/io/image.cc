@@ -1,3 +1,4 @@
+// Pixels resized and made grey; formats told apart by their first bytes.
 #include "foci/io/image.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The header read strictly and every offset checked, and the writer of such files.
 #include "foci/io/safetensors.h"
 
 #include <algorithm>

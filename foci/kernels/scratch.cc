@@ -1,3 +1,4 @@
+// Large pieces of scratch are kept in a pool, by size, until it holds too much.
 #include "foci/kernels/scratch.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Takes turns among candidates until their time is spent; medians, of speed-ups too.
 #include "foci/measure/interleaved.h"
 
 #include <time.h>

@@ -1,3 +1,4 @@
+// Positions counted inside segments, and every mask asked about one pair.
 #include "foci/reference/masks.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Each normaliser as its definition reads, and its gradient.
 #include "foci/reference/normalizers.h"
 
 #include <algorithm>

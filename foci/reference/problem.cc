@@ -1,3 +1,4 @@
+// Every check of spec and tensors, and their conversion to double.
 #include "foci/reference/problem.h"
 
 #include <cmath>

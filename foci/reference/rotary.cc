@@ -1,3 +1,4 @@
+// Each pair of channels turned, one at a time.
 #include "foci/reference/rotary.h"
 
 namespace foci::reference {

@@ -1,3 +1,4 @@
+// Each score with its derivative under it, and where the tables of positional biases are read.
 #include "foci/reference/scores.h"
 
 #include <algorithm>

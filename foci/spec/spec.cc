@@ -1,3 +1,4 @@
+// What the numbers of a spec may be.
 #include "foci/spec/spec.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Checks a case's metadata and sorts its tensors into what goes in and what must come out.
 #include "foci/verify/case_file.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Counts wrong elements, finds the worst one, and says so in words.
 #include "foci/verify/compare.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A request run through a plan or through the oracle, within bounds.
 #include "foci/verify/engines.h"
 
 #include <algorithm>

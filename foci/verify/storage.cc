@@ -1,3 +1,4 @@
+// Which storage types a case is also run in, and how it is narrowed to them.
 #include "foci/verify/storage.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Walks files and folders, runs each case on each engine, and writes down what went wrong.
 #include "foci/verify/verify.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Cuts pictures into patches, packs a batch, and draws samples for training.
 #include "foci/vision/dataset.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Unpacks the embedded digits and splits them by class.
 #include "foci/vision/digits.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Finds classes and pictures in a folder, splits them, and reads, shrinks and varies one at a time.
 #include "foci/vision/folder.h"
 
 #include <algorithm>

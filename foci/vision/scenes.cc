@@ -1,3 +1,4 @@
+// Draws scenes: the canvas, its clutter, the digit on it, and where the digit lies.
 #include "foci/vision/scenes.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Draws specs and tensors of the wanted family, lays them out with strides, and excuses ties.
 #include "attention/generate.h"
 
 #include "foci/spec/json.h"

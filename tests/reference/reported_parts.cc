@@ -1,3 +1,4 @@
+// Builds the tensors of a row, compares what comes out, and makes tests of all rows.
 #include "reference/reported_parts.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Draws case n: its options, sizes, tensors and upstream gradients.
 #include "reference/sweep.h"
 
 #include <limits>
