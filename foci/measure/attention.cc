@@ -1,3 +1,4 @@
+// Both implementations planned for one spec and shape, timed in turns, and their work counted.
 #include "foci/measure/attention.h"
 
 #include <algorithm>
