@@ -71,8 +71,8 @@ void check_spec(const AttentionSpec& spec) {
                           [&](const Relative2D&) { refuse("the bias relative2d"); }},
                bias);
   }
-  require(!spec.dropout || spec.dropout->p == 0,
-          "spec.dropout: p = {} arrived, but a cache is for inference", spec.dropout->p);
+  const double p = spec.dropout ? spec.dropout->p : 0;
+  require(p == 0, "spec.dropout: p = {} arrived, but a cache is for inference", p);
 }
 
 bool is_sparse(const Normalizer& normalizer) {
