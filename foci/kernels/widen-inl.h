@@ -21,7 +21,18 @@ HWY_INLINE VF widen_vector(DType dtype, const uint16_t* from) {
   const DF d;
   if (dtype == DType::f16) {
     const hn::Rebind<hwy::float16_t, DF> dh;
-    return hn::PromoteTo(d, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(from)));
+    const VF wide = hn::PromoteTo(d, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(from)));
+#if HWY_TARGET <= HWY_AVX2
+    return wide;  // by an instruction
+#else
+    // Highway's own steps take infinity and NaN for large numbers.
+    const DI di;
+    const auto exponent = hn::Set(di, 0x7C00);
+    const auto bits = hn::PromoteTo(di, hn::LoadU(hn::Rebind<uint16_t, DF>(), from));
+    const auto repaired = hn::Or(hn::BitCast(di, wide), hn::Set(di, 0x7F800000));
+    return hn::IfThenElse(hn::RebindMask(d, hn::Eq(hn::And(bits, exponent), exponent)),
+                          hn::BitCast(d, repaired), wide);
+#endif
   }
   // bfloat16 is the upper half of a float.
   const hn::Rebind<uint16_t, DF> dh;
