@@ -9,9 +9,9 @@
 // After foci's choice of targets.
 #include <hwy/foreach_target.h>
 
-#include "foci/kernels/attention_narrow-inl.h"
-#include "foci/kernels/attention_softmax_backward-inl.h"
-#include "foci/kernels/attention_sparse_backward-inl.h"
+#include "foci/kernels/attention/narrow-inl.h"
+#include "foci/kernels/attention/softmax_backward-inl.h"
+#include "foci/kernels/attention/sparse_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

@@ -66,6 +66,15 @@ namespace foci::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Whole vectors of floats, and of as many integers.
+using DF = hn::ScalableTag<float>;
+using DI = hn::RebindToSigned<DF>;
+using VF = hn::Vec<DF>;
+using VI = hn::Vec<DI>;
+HWY_INLINE int64_t lanes() {
+  return static_cast<int64_t>(hn::Lanes(DF()));
+}
+
 // The first n lanes from p, n ≤ Lanes(d); the others are 0. Nothing beyond p[n) is touched, which
 // MaskedLoad and BlendedStore promise only where the target has masked memory access.
 template <class D>

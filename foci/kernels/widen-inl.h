@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "foci/core/dtype.h"
-#include "foci/kernels/strips-inl.h"
+#include "foci/kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -46,8 +46,8 @@ inline HWY_NOINLINE void widen_run(DType dtype, const uint16_t* from, int64_t n,
   int64_t i = 0;
   for (; i + L <= n; i += L) hn::StoreU(widen_vector(dtype, from + i), d, to + i);
   if (i == n) return;
-  uint16_t rest[kMaxLanes] = {};
-  HWY_ALIGN float wide[kMaxLanes];
+  uint16_t rest[hn::MaxLanes(DF())] = {};
+  HWY_ALIGN float wide[hn::MaxLanes(DF())];
   std::memcpy(rest, from + i, sizeof(uint16_t) * static_cast<size_t>(n - i));
   hn::Store(widen_vector(dtype, rest), d, wide);
   std::memcpy(to + i, wide, sizeof(float) * static_cast<size_t>(n - i));

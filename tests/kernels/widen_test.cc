@@ -22,7 +22,7 @@ void expect_exact(DType dtype) {
       attention_kernels(target).widen(dtype, bits.data() + skip, kAll - skip, wide.data() + skip);
       for (int64_t n = skip; n < kAll; ++n) {
         T narrow;
-        std::memcpy(&narrow, &bits[n], sizeof(narrow));
+        std::memcpy(static_cast<void*>(&narrow), &bits[n], sizeof(narrow));
         const auto want = static_cast<float>(narrow);
         if (want != want) {
           ASSERT_NE(wide[n], wide[n]) << name_of(target) << " bits " << n;

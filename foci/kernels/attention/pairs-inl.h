@@ -13,7 +13,7 @@
 #include "foci/kernels/attention.h"
 
 #include <cstring>
-#include "foci/kernels/strips-inl.h"
+#include "foci/kernels/attention/products-inl.h"
 #include "foci/kernels/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -9,8 +9,8 @@
 #include "foci/kernels/attention.h"
 
 #include <cstring>
-#include "foci/kernels/attention_score-inl.h"
-#include "foci/kernels/philox-inl.h"
+#include "foci/kernels/attention/philox-inl.h"
+#include "foci/kernels/attention/score-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

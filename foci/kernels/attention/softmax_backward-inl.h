@@ -11,8 +11,8 @@
 #define FOCI_KERNELS_ATTENTION_SOFTMAX_BACKWARD_INL_H_
 #endif
 
-#include "foci/kernels/attention_score_gradient-inl.h"
-#include "foci/kernels/attention_softmax_forward-inl.h"
+#include "foci/kernels/attention/score_gradient-inl.h"
+#include "foci/kernels/attention/softmax_forward-inl.h"
 
 #include <algorithm>
 #include <cmath>

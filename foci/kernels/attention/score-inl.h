@@ -13,8 +13,8 @@
 #include "foci/kernels/attention.h"
 
 #include <cstring>
-#include "foci/kernels/attention_pairs-inl.h"
-#include "foci/kernels/strips-inl.h"
+#include "foci/kernels/attention/pairs-inl.h"
+#include "foci/kernels/attention/products-inl.h"
 #include "foci/kernels/widen-inl.h"
 
 HWY_BEFORE_NAMESPACE();

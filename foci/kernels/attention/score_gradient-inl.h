@@ -7,7 +7,7 @@
 #define FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_
 #endif
 
-#include "foci/kernels/attention_score-inl.h"
+#include "foci/kernels/attention/score-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

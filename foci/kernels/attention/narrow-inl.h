@@ -4,7 +4,7 @@
 // transposed in registers, four numbers of each key at a time, once for all queries; V is read row
 // by row. So the work is what the queries need, and memory is read once, at its own speed.
 //
-// Every number is made by the operations, in the order, of attention_softmax_forward-inl.h, so that
+// Every number is made by the operations, in the order, of softmax_forward-inl.h, so that
 // a row has the same bits here and there.
 #if defined(FOCI_KERNELS_ATTENTION_NARROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOCI_KERNELS_ATTENTION_NARROW_INL_H_
@@ -18,7 +18,7 @@
 #include <cstring>
 #include <limits>
 
-#include "foci/kernels/attention_softmax_forward-inl.h"
+#include "foci/kernels/attention/softmax_forward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

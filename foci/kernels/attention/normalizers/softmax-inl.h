@@ -7,7 +7,7 @@
 #define FOCI_KERNELS_SOFTMAX_INL_H_
 #endif
 
-#include "foci/kernels/strips-inl.h"
+#include "foci/kernels/attention/products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

@@ -16,7 +16,7 @@
 #include <cstring>
 #include <limits>
 
-#include "foci/kernels/normalizers/sparse-inl.h"
+#include "foci/kernels/attention/normalizers/sparse-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

@@ -6,11 +6,11 @@
 //
 // Each reads K, V and the strip in their natural order. Every output element is one chain of fused
 // multiply-adds in a fixed order, so its bits do not depend on the tile it falls into.
-#if defined(FOCI_KERNELS_STRIPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FOCI_KERNELS_STRIPS_INL_H_
-#undef FOCI_KERNELS_STRIPS_INL_H_
+#if defined(FOCI_KERNELS_ATTENTION_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_PRODUCTS_INL_H_
+#undef FOCI_KERNELS_ATTENTION_PRODUCTS_INL_H_
 #else
-#define FOCI_KERNELS_STRIPS_INL_H_
+#define FOCI_KERNELS_ATTENTION_PRODUCTS_INL_H_
 #endif
 
 #include <cstdint>
@@ -24,11 +24,6 @@ HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
 
-using DF = hn::ScalableTag<float>;
-using DI = hn::RebindToSigned<DF>;
-using VF = hn::Vec<DF>;
-using VI = hn::Vec<DI>;
-
 // Vectors in a strip's row. Two, with kTileRows rows each, fill the registers: 12 accumulators of
 // AVX2's 16, 24 of AVX-512's 32.
 inline constexpr int kVectors = 2;
@@ -38,9 +33,6 @@ inline constexpr int kTileRows = 12;
 inline constexpr int kTileRows = 6;
 #endif
 
-HWY_INLINE int64_t lanes() {
-  return static_cast<int64_t>(hn::Lanes(DF()));
-}
 HWY_INLINE int64_t strip_width() {
   return kVectors * lanes();
 }

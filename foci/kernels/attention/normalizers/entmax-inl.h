@@ -14,7 +14,7 @@
 
 #include <cmath>
 
-#include "foci/kernels/normalizers/sparsemax-inl.h"
+#include "foci/kernels/attention/normalizers/sparsemax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <limits>
 
-#include "foci/kernels/attention_strip-inl.h"
-#include "foci/kernels/normalizers/softmax-inl.h"
+#include "foci/kernels/attention/normalizers/softmax-inl.h"
+#include "foci/kernels/attention/strip-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

@@ -13,7 +13,7 @@
 
 #include <cstring>
 
-#include "foci/kernels/attention_strip-inl.h"
+#include "foci/kernels/attention/strip-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

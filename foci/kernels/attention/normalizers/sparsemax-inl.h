@@ -6,7 +6,7 @@
 #define FOCI_KERNELS_SPARSEMAX_INL_H_
 #endif
 
-#include "foci/kernels/normalizers/sparse-inl.h"
+#include "foci/kernels/attention/normalizers/sparse-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

@@ -1,10 +1,10 @@
 // Dropout's random bits, eight keys to a counter, for all lanes of a strip at once. The numbers are
 // those of core/rng.h's dropout_bits.
-#if defined(FOCI_KERNELS_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FOCI_KERNELS_PHILOX_INL_H_
-#undef FOCI_KERNELS_PHILOX_INL_H_
+#if defined(FOCI_KERNELS_ATTENTION_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOCI_KERNELS_ATTENTION_PHILOX_INL_H_
+#undef FOCI_KERNELS_ATTENTION_PHILOX_INL_H_
 #else
-#define FOCI_KERNELS_PHILOX_INL_H_
+#define FOCI_KERNELS_ATTENTION_PHILOX_INL_H_
 #endif
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 #include "foci/core/rng.h"
 #include "foci/kernels/attention.h"
-#include "foci/kernels/strips-inl.h"
+#include "foci/kernels/attention/products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

@@ -10,8 +10,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "foci/kernels/attention_score_gradient-inl.h"
-#include "foci/kernels/attention_sparse_forward-inl.h"
+#include "foci/kernels/attention/score_gradient-inl.h"
+#include "foci/kernels/attention/sparse_forward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {

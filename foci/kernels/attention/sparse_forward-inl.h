@@ -9,10 +9,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "foci/kernels/attention_softmax_forward-inl.h"
-#include "foci/kernels/normalizers/entmax-inl.h"
-#include "foci/kernels/normalizers/sparsemax-inl.h"
-#include "foci/kernels/normalizers/topk-inl.h"
+#include "foci/kernels/attention/normalizers/entmax-inl.h"
+#include "foci/kernels/attention/normalizers/sparsemax-inl.h"
+#include "foci/kernels/attention/normalizers/topk-inl.h"
+#include "foci/kernels/attention/softmax_forward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
