@@ -32,31 +32,6 @@ std::optional<std::string> fused_refuses(const AttentionSpec& spec, const Attent
   return std::nullopt;
 }
 
-size_t fused_workspace_bytes(const AttentionSpec& spec, const AttentionShape& s, SimdTarget target,
-                             bool backward) {
-  const kernels::AttentionKernels& kernels = kernels::attention_kernels(target);
-  const kernels::RowMap map = fused::row_map_of(spec);
-  const auto round = [&](int64_t n) {
-    return (n + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
-  };
-  const auto floats = [](int64_t n) { return static_cast<size_t>(n) * sizeof(float); };
-  size_t bytes = 0;
-  if (std::holds_alternative<Cosine>(spec.score)) {
-    bytes += floats(s.B * s.H * s.N * (s.D + 1) + s.B * s.Hk * s.M * (s.D + 1));
-  }
-  const auto threads = static_cast<size_t>(num_threads());
-  const int64_t chunk = fused::queries_per_chunk(s.N, kernels::kMaxStrips * kernels.width);
-  const int64_t chunks = s.N == 0 ? 0 : (s.N + chunk - 1) / chunk;
-  if (!backward) {
-    const bool coverage = spec.statistics.has(Statistic::coverage);
-    bytes += threads * kernels.forward_scratch(map, s.M, s.D, s.Dv, coverage);
-    if (coverage) bytes += floats(s.B * s.H * chunks * s.M);
-    return bytes;
-  }
-  bytes += threads * kernels.backward_scratch(map, s.M, s.D, s.Dv);
-  return bytes + floats(s.B * s.Hk * chunks * s.M * (round(s.D) + round(s.Dv)));
-}
-
 namespace {
 
 // What a strip, or a lane of it, writes: of query `row` of the sequence, head h.

@@ -12,6 +12,7 @@ std::vector<Sequence> sequences_of(const Problem& p) {
   std::vector<Sequence> list;
   struct Keys {
     int64_t first, count;
+    bool read;  // by an earlier run of queries
   };
   std::unordered_map<int32_t, Keys> keys;
   const bool segmented = has_mask<Segments>(p.spec);
@@ -25,12 +26,21 @@ std::vector<Sequence> sequences_of(const Problem& p) {
     const Tensor k = p.in.k_segments.select(0, b).contiguous();
     const auto qs = q.span<int32_t>(), ks = k.span<int32_t>();
     keys.clear();
-    for (int64_t j = 0; j < M; ++j) ++keys.try_emplace(ks[j], Keys{j, 0}).first->second.count;
+    for (int64_t j = 0; j < M; ++j)
+      ++keys.try_emplace(ks[j], Keys{j, 0, false}).first->second.count;
+    const size_t before = list.size();
     for (int64_t i = 0; i < N;) {
       int64_t end = i + 1;
       while (end < N && qs[end] == qs[i]) ++end;
       const auto found = keys.find(qs[i]);
-      const Keys own = found == keys.end() ? Keys{0, 0} : found->second;
+      const Keys own = found == keys.end() ? Keys{0, 0, false} : found->second;
+      if (own.read) {
+        // Queries that do not lie together would each take partial sums over all of their keys.
+        list.resize(before);
+        list.push_back({b, 0, N, 0, M});
+        break;
+      }
+      if (found != keys.end()) found->second.read = true;
       list.push_back({b, i, end - i, own.first, own.count});
       i = end;
     }

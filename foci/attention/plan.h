@@ -55,8 +55,8 @@ class FOCI_API Plan {
   SimdTarget target() const;
   const AttentionSpec& spec() const;
   const AttentionShape& shape() const;
-  // Bytes of scratch that a forward (backward) call needs beside inputs and outputs, on all
-  // threads.
+  // The most bytes that bind and a forward (backward) call need at once beside inputs, outputs and
+  // gradients, with every gradient wanted, on all threads. (A float64 bias is copied besides.)
   size_t workspace_bytes(bool backward) const;
 
   // Checks the tensors against the plan and what only data can tell (lengths, segments), and turns

@@ -36,6 +36,7 @@ RowFairness row_fairness(const AttentionSpec& spec, const reference::Forward& f,
     const double tau = f.out.row_stat.at<double>(b, h, i);
     const double power = 1 / (alpha - 1);
     const double delta = 2 * (alpha - 1) * error;
+    double entropy_error = 0;
     for (double s : seen) {
       const double x = (alpha - 1) * s - tau;
       if (std::abs(x) <= delta) fair.forward = false;
@@ -47,7 +48,9 @@ RowFairness row_fairness(const AttentionSpec& spec, const reference::Forward& f,
       if (power * k * (1 + std::abs((2 - alpha) * log_p)) > tolerance.gradient / 2) {
         fair.entropy_gradient = false;
       }
+      entropy_error += power * x * k * std::abs(log_p);
     }
+    fair.entropy = entropy_error <= 16 * tolerance.value;
   }
   fair.gradient = fair.gradient && fair.forward;
   fair.entropy_gradient = fair.entropy_gradient && fair.gradient;
@@ -96,6 +99,7 @@ void excuse(const Fairness& fairness, const AttentionOutputs& expected, Attentio
       if (to.defined()) row_of(to, row).copy_from(row_of(from, row));
     };
     if (!fairness.rows[n].largest) copy(expected.max_key, actual.max_key);
+    if (!fairness.rows[n].entropy) copy(expected.entropy, actual.entropy);
     if (fairness.rows[n].forward) continue;
     all = false;
     copy(expected.y, actual.y);

@@ -8,7 +8,9 @@
 //   weights by       P·x·K·δ        bounded for α ≤ 2
 //   gradients by     |2−α|·P·K·δ    bounded for α ≤ 1.5
 //   entropy's by     P·K·(1 + |(2−α) ln p|)·δ
-// Where one of these exceeds half of the tolerance, the row is left out of that comparison.
+//   entropy by       Σ P·x·K·|ln p|·δ  where all errors have one sign, as those of equal scores do
+// Where one of the first three exceeds half of the tolerance, or the last one 16 times the
+// tolerance (signs are mixed, as a rule), the row is left out of that comparison.
 #pragma once
 
 #include <vector>
@@ -21,6 +23,7 @@ namespace foci::testing {
 
 struct RowFairness {
   bool forward = true;  // y, weights, support and all statistics
+  bool entropy = true;
   bool gradient = true;
   bool entropy_gradient = true;
   bool largest = true;  // which key has the largest weight
