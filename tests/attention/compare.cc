@@ -1,3 +1,4 @@
+// Runs forward, backward and weights of a case, and measures each output.
 #include "attention/compare.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Finds the rows that hang on a rounding, and takes them out of the comparison.
 #include "attention/fairness.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Norms, the error of a score, and how far a tensor lies from the expected one.
 #include "attention/tolerance.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Draws recipes, writes a failing one as a test would, and runs a property over many.
 #include "attention/properties/property.h"
 
 #include <gtest/gtest.h>
