@@ -46,10 +46,10 @@ int64_t queries_per_chunk(int64_t queries, int64_t tile);
 // Q, K, V and positions as the kernels read them: for cosine, rows divided by their norm in buffers
 // of our own.
 struct Operands {
-  Tensor q, k, v;                         // [B,H,N,D], [B,Hk,M,D], [B,Hk,M,Dv] float32
-  Tensor q_inverse_norm, k_inverse_norm;  // [B,H,N], [B,Hk,M], for cosine only
-  Tensor q_exp, k_exp;                    // e^(2x) [B,H,N,D], [B,Hk,M,D], for additive only
-  std::vector<uint8_t> q_wide, k_wide;    // [B,H,N], [B,Hk,M] rows beyond kernels::kExpLimit
+  Tensor q, k, v;                                // [B,H,N,D], [B,Hk,M,D], [B,Hk,M,Dv] float32
+  Tensor q_inverse_norm, k_inverse_norm;         // [B,H,N], [B,Hk,M], for cosine only
+  Tensor q_exp, k_exp;                           // e^(2x) [B,H,N,D], [B,Hk,M,D], for additive only
+  std::vector<kernels::RowSize> q_size, k_size;  // [B,H,N], [B,Hk,M], likewise
   // A number somewhere that is NaN or infinite, or so large that products may be: 0 · x is not 0.
   bool careful = false;
   bool bias_masks = false;                            // the bias tensor holds a −inf

@@ -134,8 +134,8 @@ void make_strip(const Problem& p, const Operands& o, const Sequence& s, int64_t 
                           const int64_t k = (b * p.shape.Hk + hk) * M + s.key_begin;
                           strip.q_exp = o.q_exp.data<float>() + q * D;
                           strip.k_exp = o.k_exp.data<float>() + k * D;
-                          strip.q_wide = o.q_wide.data() + q;
-                          strip.k_wide = o.k_wide.data() + k;
+                          strip.q_size = o.q_size.data() + q;
+                          strip.k_size = o.k_size.data() + k;
                         }},
              p.spec.score);
   strip.scale = p.scale[h];

@@ -62,17 +62,17 @@ bool any_beyond_flat(const kernels::AttentionKernels& kernels, const Tensor& t) 
   return t.defined() && kernels.any_beyond(t.data<float>(), t.numel());
 }
 
-// e^(2x) of each row, contiguous, and which rows are too wide for it.
+// e^(2x) of each row, contiguous, and how large the rows are.
 Tensor exponentials(const kernels::AttentionKernels& kernels, const Tensor& t,
-                    std::vector<uint8_t>& wide) {
+                    std::vector<kernels::RowSize>& sizes) {
   const int64_t heads = t.dim(1), rows = t.dim(2), depth = t.dim(3);
   const Tensor to = Tensor::empty(t.shape());
-  wide.resize(t.dim(0) * heads * rows);
+  sizes.resize(t.dim(0) * heads * rows);
   parallel_for(t.dim(0) * heads, [&](int64_t task) {
     const float* x = t.data<float>() + task / heads * t.stride(0) + task % heads * t.stride(1);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t at = task * rows + r;
-      wide[at] = kernels.exponentials(x + r * t.stride(2), depth, to.data<float>() + at * depth);
+      sizes[at] = kernels.exponentials(x + r * t.stride(2), depth, to.data<float>() + at * depth);
     }
   });
   return to;
@@ -179,8 +179,8 @@ Operands operands_of(const Problem& p, const Tensor& dy, bool narrow) {
                         },
                         [&](const Additive&) {
                           as_given();
-                          o.q_exp = exponentials(kernels, o.q, o.q_wide);
-                          o.k_exp = exponentials(kernels, o.k, o.k_wide);
+                          o.q_exp = exponentials(kernels, o.q, o.q_size);
+                          o.k_exp = exponentials(kernels, o.k, o.k_size);
                         }},
              p.spec.score);
   // Careful costs forward_narrow nothing, looking through K and V as much as reading them.

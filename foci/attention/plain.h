@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "foci/attention/problem.h"
+#include "foci/kernels/attention.h"
 #include "foci/kernels/rows.h"
 
 namespace foci::plain {
@@ -113,13 +114,20 @@ struct Rows {
   const float* true_row(int64_t r) const;
 };
 
+// Whether a pair of the additive score takes tanh itself: e^{2x} may overflow, or, where both are
+// small, tanh would lose its digits to the 1.
+inline bool takes_tanh(kernels::RowSize q, kernels::RowSize k) {
+  using kernels::RowSize;
+  return q == RowSize::wide || k == RowSize::wide || (q == RowSize::small && k == RowSize::small);
+}
+
 // What a score needs of q or k beside its rows.
 struct Operand {
-  Rows rows;                    // cosine: divided by their norm
-  std::vector<float> square;    // L2: ‖row‖²
-  std::vector<double> inverse;  // cosine: 1/‖row‖, 0 for the zero vector
-  Tensor exponential;           // additive: e^{2x}, as rows.data
-  std::vector<uint8_t> wide;    // additive: e^{2x} may overflow, use tanh itself
+  Rows rows;                           // cosine: divided by their norm
+  std::vector<float> square;           // L2: ‖row‖²
+  std::vector<double> inverse;         // cosine: 1/‖row‖, 0 for the zero vector
+  Tensor exponential;                  // additive: e^{2x}, as rows.data
+  std::vector<kernels::RowSize> size;  // additive: whether e^{2x} serves, see takes_tanh
 };
 
 // Makes `rows` zero rows; keeps the memory where it is large enough.

@@ -47,7 +47,7 @@ void additive_backward(const Site& site, const Operand& q, const Operand& k, con
       const float d = draw[r * width + j];
       if (!part[r * width + j]) continue;
       const int64_t at = site.packed(j);
-      if (q.wide[r] || k.wide[at]) {
+      if (takes_tanh(q.size[r], k.size[at])) {
         const float *x = q.rows.true_row(r), *y = k.rows.true_row(at);
         for (int64_t c = 0; c < D; ++c) t[c] = std::tanh(x[c] + y[c]);
       } else {

@@ -12,9 +12,6 @@
 namespace foci::plain {
 namespace {
 
-// e^{2x} of both operands, and their product's partial results, stay finite and normal up to here.
-constexpr float kWide = 40;
-
 void append_pieces(const Problem& problem, int64_t b, Layout& layout) {
   const int64_t N = problem.shape.N, M = problem.shape.M;
   std::vector<int64_t> queries(N), keys(M);
@@ -198,14 +195,18 @@ void prepare_operand(const Score& score, int64_t columns, Operand& operand) {
                             operand.square[r] = static_cast<float>(square(r));
                         },
                         [&](const Additive&) {
-                          operand.wide.assign(count, 0);
+                          operand.size.resize(count);
                           float* e = room(operand.exponential, count * rows.ld);
                           for (int64_t r = 0; r < count; ++r, e += rows.ld) {
                             const float* x = rows.true_row(r);
-                            bool narrow = true;
-                            for (int64_t d = 0; d < columns; ++d)
-                              narrow = narrow && std::abs(x[d]) <= kWide;
-                            operand.wide[r] = !narrow;
+                            bool narrow = true, small = true;
+                            for (int64_t d = 0; d < columns; ++d) {
+                              narrow = narrow && std::abs(x[d]) <= kernels::kExpLimit;
+                              small = small && std::abs(x[d]) <= kernels::kSmallLimit;
+                            }
+                            operand.size[r] = !narrow ? kernels::RowSize::wide
+                                              : small ? kernels::RowSize::small
+                                                      : kernels::RowSize::usual;
                             for (int64_t d = 0; d < rows.ld; ++d)
                               e[d] = narrow ? std::exp(2 * x[d]) : 1;
                           }

@@ -43,7 +43,7 @@ void additive_scores(const Site& site, const Operand& q, const Operand& k, float
   for (size_t r = 0; r < site.entries.size(); ++r) {
     for (int64_t j = 0; j < site.width(); ++j) {
       const int64_t at = site.packed(j);
-      if (q.wide[r] || k.wide[at]) {
+      if (takes_tanh(q.size[r], k.size[at])) {
         raw[r * ld + j] = pair_score(p, q.rows.true_row(r), k.rows.true_row(at));
         continue;
       }

@@ -28,6 +28,11 @@ inline constexpr int kNarrowRows = 8;
 
 // e^(2x) of such an x squared is finite, and so is its reciprocal.
 inline constexpr float kExpLimit = 21.0f;
+// Below it tanh is far enough from 1 that 1 − 2/(1 + e^(2x)) loses digits that matter.
+inline constexpr float kSmallLimit = 0.5f;
+// How large the numbers of a query or key are: an entry beyond kExpLimit (or NaN), none beyond
+// kSmallLimit, or neither.
+enum class RowSize : uint8_t { usual, wide, small };
 
 // Sums of products of two such numbers, a scale of up to 1e6 and any depth below 10⁴ stay finite.
 inline constexpr float kProductLimit = 1e14f;
@@ -121,8 +126,8 @@ struct Strip {
   const float* score_w = nullptr;   // [D], additive, which also reads e^(2x) of Q and K:
   const float* q_exp = nullptr;     // [lanes, D]
   const float* k_exp = nullptr;     // [keys of the sequence, D]
-  const uint8_t* q_wide = nullptr;  // [lanes] whether an entry is beyond kExpLimit
-  const uint8_t* k_wide = nullptr;  // [keys of the sequence]
+  const RowSize* q_size = nullptr;  // [lanes]
+  const RowSize* k_size = nullptr;  // [keys of the sequence]
   float softcap = 0;                // 0: none
   StripBias bias;
   StripPositions positions;
@@ -208,9 +213,8 @@ struct AttentionKernels {
   void (*weights)(const RowMap&, const Strip&, float* weights, int64_t stride, std::byte* scratch);
   // Whether any of n floats is NaN, infinite or beyond kProductLimit.
   bool (*any_beyond)(const float* x, int64_t n);
-  // to[i] = e^(2·x[i]); true if an |x[i]| is beyond kExpLimit, in whose place something finite
-  // stands.
-  bool (*exponentials)(const float* x, int64_t n, float* to);
+  // to[i] = e^(2·x[i]); something finite in the place of an x beyond kExpLimit.
+  RowSize (*exponentials)(const float* x, int64_t n, float* to);
   // n float16 or bfloat16 numbers as floats.
   void (*widen)(DType, const uint16_t* from, int64_t n, float* to);
 };

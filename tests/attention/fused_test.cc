@@ -169,6 +169,27 @@ TEST(Fused, ARowDependsOnItselfAlone) {
   }
 }
 
+// Equal sums of products stay equal under any scale: ties go to the lowest key.
+TEST(Fused, TheScaleBreaksNoTies) {
+  for (SimdTarget target : supported_targets()) {
+    for (const int64_t queries : {1, 20}) {
+      AttentionInputs in{.q = Tensor::full({1, 1, queries, 2}, 1),
+                         .k = Tensor::from<float>({8, 5, 5, 8, 12, 1, 1, 12}, {1, 1, 4, 2}),
+                         .v = Tensor::from<float>({1, 2, 3, 4}, {1, 1, 4, 1})};
+      for (const double scale : {0.1, 1 / std::sqrt(2.0), 3.7}) {
+        AttentionSpec spec{.scale = scale, .normalizer = TopK{1}};
+        spec.statistics = Statistics::all();
+        const AttentionShape shape{1, 1, 1, queries, 4, 2, 1};
+        const AttentionOutputs best = bind_fused(spec, shape, in, target).forward();
+        for (float y : best.y.span<float>()) EXPECT_EQ(y, 1) << scale;
+        spec.normalizer = Softmax{};
+        const AttentionOutputs all = bind_fused(spec, shape, in, target).forward();
+        for (int64_t key : all.max_key.span<int64_t>()) EXPECT_EQ(key, 0) << scale;
+      }
+    }
+  }
+}
+
 TEST(Fused, OneKeyIsExact) {
   for (SimdTarget target : supported_targets()) {
     for (const Normalizer& normalizer : every_normalizer()) {

@@ -36,7 +36,7 @@ inline size_t narrow_scratch(int64_t D, int64_t Dv) {
 struct NarrowState {
   const Strip* strip;
   int lane;
-  float* q;       // [D], scaled
+  float* q;       // [D]
   float* scores;  // [kKeyBlock] of the block; afterwards e^(s−m), −0 where masked
   float* acc;     // [Dv] padded to whole vectors
   float m = -kInf, l = 0, t = 0;
@@ -50,7 +50,7 @@ struct NarrowState {
 
 // ---- scores -------------------------------------------------------------------------------------
 
-// scores[r][0, lanes()) = Σ_d rows[key][d] · q[r][d] for lanes() keys.
+// scores[r][0, lanes()) = scale · Σ_d rows[key][d] · q[r][d] for lanes() keys.
 template <int R>
 HWY_INLINE void narrow_tile(int64_t depth, const float* HWY_RESTRICT rows, int64_t stride,
                             const NarrowState* states, int64_t at) {
@@ -81,7 +81,9 @@ HWY_INLINE void narrow_tile(int64_t depth, const float* HWY_RESTRICT rows, int64
     for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(k, hn::Set(d, states[r].q[i]), acc[r]);
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) hn::Store(acc[r], d, states[r].scores + at);
+  for (int r = 0; r < R; ++r) {
+    hn::Store(hn::Mul(acc[r], hn::Set(d, states[r].strip->scale)), d, states[r].scores + at);
+  }
 }
 
 // `spare` holds lanes() rows: the last keys are copied there, so that no tile reads beyond them.
@@ -317,7 +319,7 @@ HWY_NOINLINE void narrow_rows(const NarrowRow* rows, int count, std::byte* scrat
     row.scores = mem.take<float>(kKeyBlock);
     row.acc = mem.take<float>(round_up(Dv, L));
     for (int64_t i = 0; i < D; ++i) {
-      row.q[i] = row.strip->q[row.lane * row.strip->q_stride + i] * row.strip->scale;
+      row.q[i] = row.strip->q[row.lane * row.strip->q_stride + i];
     }
     std::fill(row.acc, row.acc + round_up(Dv, L), 0.0f);
     const LaneMask& mask = row.strip->mask;

@@ -33,19 +33,20 @@ HWY_INLINE int64_t panel_floats(int64_t depth) {
   return 2 * depth * strip_width();
 }
 
-// to[i] = e^(2x) for n numbers up to kExpLimit in size, to half an ulp beyond rounding. True if a
-// number is larger, or NaN; what then stands in its place is finite.
-inline HWY_NOINLINE bool exponentials(const float* x, int64_t n, float* to) {
+// to[i] = e^(2x) for n numbers up to kExpLimit in size, to half an ulp beyond rounding; in the
+// place of a larger one, or a NaN, something finite.
+inline HWY_NOINLINE RowSize exponentials(const float* x, int64_t n, float* to) {
   const DF d;
   const DI di;
   const int64_t L = lanes();
   const VF limit = hn::Set(d, kExpLimit), magic = hn::Set(d, 12582912.0f);
-  bool wide = false;
+  bool wide = false, small = true;
   for (int64_t i = 0; i < n; i += L) {
     const auto count = static_cast<size_t>(HWY_MIN(L, n - i));
     VF v = load_first(d, count, x + i);
     const auto fits = hn::Le(hn::Abs(v), limit);
     wide = wide || !hn::AllTrue(d, fits);
+    small = small && hn::AllTrue(d, hn::Le(hn::Abs(v), hn::Set(d, kSmallLimit)));
     v = hn::IfThenElseZero(fits, hn::Add(v, v));
     // As exp_nonpositive, with ln 2 in two parts, whose first makes products that are exact without
     // a fused multiply-add too.
@@ -63,7 +64,7 @@ inline HWY_NOINLINE bool exponentials(const float* x, int64_t n, float* to) {
         hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)), hn::Set(di, 0x3F800000));
     store_first(hn::Mul(p, hn::BitCast(d, power)), d, count, to + i);
   }
-  return wide;
+  return wide ? RowSize::wide : (small ? RowSize::small : RowSize::usual);
 }
 
 // 1/x to about half an ulp, x in [1, 2¹²⁶).
@@ -151,24 +152,47 @@ HWY_INLINE void additive_rows(const Strip& s, const KeyRun& keys, int64_t u,
 }
 
 // Lanes (vector v) whose pairs with a key take tanh itself.
-struct WideLanes {
-  hn::Mask<DF> mask[kVectors];
-  bool any = false;
-  explicit WideLanes(const Strip& s) {
+class TanhLanes {
+ public:
+  explicit TanhLanes(const Strip& s) {
+    if (s.score != ScoreKind::additive) return;
+    set(s, RowSize::wide, wide_);
+    set(s, RowSize::small, small_);
+  }
+  // Whether there are any for this key.
+  bool any(RowSize key) const {
+    return key == RowSize::wide || wide_.any || (key == RowSize::small && small_.any);
+  }
+  bool all(RowSize key) const {
+    return key == RowSize::wide || (key == RowSize::small && small_.all);
+  }
+  hn::Mask<DF> mask(RowSize key, int v) const {
     const DF d;
-    HWY_ALIGN float flags[kMaxLanes] = {};
-    for (int lane = 0; lane < s.mask.lanes && s.q_wide != nullptr; ++lane) {
-      flags[lane] = s.q_wide[lane] ? 1.0f : 0.0f;
-      any = any || s.q_wide[lane];
-    }
-    for (int v = 0; v < kVectors; ++v) {
-      mask[v] = hn::Gt(hn::Load(d, flags + v * lanes()), hn::Zero(d));
+    if (key == RowSize::wide) return hn::Eq(hn::Zero(d), hn::Zero(d));
+    VF flags = hn::Load(d, wide_.of + v * lanes());
+    if (key == RowSize::small) flags = hn::Add(flags, hn::Load(d, small_.of + v * lanes()));
+    return hn::Gt(flags, hn::Zero(d));
+  }
+
+ private:
+  struct Flags {
+    HWY_ALIGN float of[kMaxLanes] = {};
+    bool any = false, all = false;
+  };
+  static void set(const Strip& s, RowSize size, Flags& flags) {
+    flags.all = true;
+    for (int lane = 0; lane < s.mask.lanes; ++lane) {
+      const bool is = s.q_size[lane] == size;
+      flags.of[lane] = is ? 1.0f : 0.0f;
+      flags.any = flags.any || is;
+      flags.all = flags.all && is;
     }
   }
+  Flags wide_, small_;
 };
 
-// One key's pairs that are wide, again.
-inline HWY_NOINLINE void wide_row(const Strip& s, bool wide_key, const WideLanes& wide,
+// One key's pairs that take tanh itself, again.
+inline HWY_NOINLINE void tanh_row(const Strip& s, RowSize key, const TanhLanes& direct,
                                   const float* k, const float* panel, float* strip) {
   const DF d;
   const int64_t L = lanes();
@@ -180,7 +204,7 @@ inline HWY_NOINLINE void wide_row(const Strip& s, bool wide_key, const WideLanes
       acc = hn::MulAdd(hn::Set(d, s.score_w[i]), tanh_of(x), acc);
     }
     float* at = strip + v * L;
-    hn::Store(wide_key ? acc : hn::IfThenElse(wide.mask[v], acc, hn::Load(d, at)), d, at);
+    hn::Store(hn::IfThenElse(direct.mask(key, v), acc, hn::Load(d, at)), d, at);
   }
 }
 
@@ -191,12 +215,10 @@ inline HWY_NOINLINE void additive_strip(const Strip& s, const KeyRun& keys, cons
   int64_t u = 0;
   for (; u + 2 <= keys.count; u += 2) additive_rows<2>(s, keys, u, exp_panel, strip + u * W);
   for (; u < keys.count; ++u) additive_rows<1>(s, keys, u, exp_panel, strip + u * W);
-  const WideLanes wide(s);
+  const TanhLanes direct(s);
   for (u = 0; u < keys.count; ++u) {
-    const bool wide_key = s.k_wide[keys[u]] != 0;
-    if (wide.any || wide_key) {
-      wide_row(s, wide_key, wide, rows + u * stride, panel, strip + u * W);
-    }
+    const RowSize key = s.k_size[keys[u]];
+    if (direct.any(key)) tanh_row(s, key, direct, rows + u * stride, panel, strip + u * W);
   }
 }
 
@@ -237,7 +259,7 @@ HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const fl
   const int64_t L = lanes();
   const int64_t W = strip_width();
   const float* exp_panel = panel + s.D * W;
-  WideLanes wide(s);
+  const TanhLanes direct(s);
   for (int64_t u = 0; u < keys.count; ++u) {
     VF g[kVectors];
     hn::Mask<DF> none[kVectors];
@@ -252,7 +274,8 @@ HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const fl
     const int64_t j = keys[u];
     const float* k_row = rows + u * stride;
     const float* k_exp = kL2 ? nullptr : s.k_exp + j * s.D;
-    const bool wide_key = !kL2 && s.k_wide[j] != 0;
+    const RowSize key = kL2 ? RowSize::usual : s.k_size[j];
+    const bool some = !kL2 && direct.any(key), all = !kL2 && direct.all(key);
     float* to = dk + j * dk_stride;
     // Number i of q and k: adds to dq and dw, and returns what dk gets, lane by lane.
     const auto number = [&](int64_t i) HWY_ATTR {
@@ -265,14 +288,15 @@ HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const fl
         PairPart part;
         if constexpr (kL2) {
           part = l2_part(gradient, hn::Load(d, panel + at), k);
-        } else if (wide_key) {
+        } else if (all) {
           part = tanh_part(gradient, hn::Add(hn::Load(d, panel + at), k));
         } else {
           part = exp_part(gradient, hn::Load(d, exp_panel + at), hn::Set(d, k_exp[i]));
-          if (wide.any) {
+          if (some) {
             const PairPart other = tanh_part(gradient, hn::Add(hn::Load(d, panel + at), k));
-            part.dq = hn::IfThenElse(wide.mask[v], other.dq, part.dq);
-            part.tanh = hn::IfThenElse(wide.mask[v], other.tanh, part.tanh);
+            const auto takes = direct.mask(key, v);
+            part.dq = hn::IfThenElse(takes, other.dq, part.dq);
+            part.tanh = hn::IfThenElse(takes, other.tanh, part.tanh);
           }
         }
         const VF x = hn::IfThenZeroElse(none[v], part.dq);

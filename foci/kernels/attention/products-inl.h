@@ -1,6 +1,6 @@
 // The three products that attention is made of, on transposed strips.
 //
-//   score_strip    strip[j][lane]  = Σ_d rows[j][d] · panel[d][lane]     S = KQᵀ, dP = V dYᵀ
+//   score_strip    strip[j][lane]  = f·Σ_d rows[j][d] · panel[d][lane]     S = KQᵀ, dP = V dYᵀ
 //   gather_strip   out[d][lane]   += Σ_j rows[j][d] · strip[j][lane]     Yᵀ = VᵀP, dQᵀ = KᵀdS
 //   scatter_strips out[j][d]      += Σ_lane strip[j][lane] · x[lane][d]  dV = P dY, dK = dS Q
 //
@@ -60,7 +60,8 @@ HWY_INLINE VF max_of_scores(VF s, VF m) {
 
 template <int R>
 HWY_INLINE void score_rows(int64_t depth, const float* HWY_RESTRICT rows, int64_t stride,
-                           const float* HWY_RESTRICT panel, float* HWY_RESTRICT strip) {
+                           const float* HWY_RESTRICT panel, float factor,
+                           float* HWY_RESTRICT strip) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -81,25 +82,29 @@ HWY_INLINE void score_rows(int64_t depth, const float* HWY_RESTRICT rows, int64_
       if (r % 3 == 2) base += 3 * stride;
     }
   }
+  const VF f = hn::Set(d, factor);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    hn::Store(acc0[r], d, strip + r * W);
-    hn::Store(acc1[r], d, strip + r * W + L);
+    hn::Store(hn::Mul(acc0[r], f), d, strip + r * W);
+    hn::Store(hn::Mul(acc1[r], f), d, strip + r * W + L);
   }
 }
 
-// strip [count][W] from rows [count, depth] and panel [depth][W].
+// strip [count][W] = factor · rows [count, depth] · panel [depth][W]. The factor comes last, so
+// that equal sums stay equal.
 inline HWY_NOINLINE void score_strip(int64_t count, int64_t depth, const float* rows,
-                                     int64_t stride, const float* panel, float* strip) {
+                                     int64_t stride, const float* panel, float factor,
+                                     float* strip) {
   const int64_t W = strip_width();
   int64_t j = 0;
   for (; j + kTileRows <= count; j += kTileRows) {
-    score_rows<kTileRows>(depth, rows + j * stride, stride, panel, strip + j * W);
+    score_rows<kTileRows>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
   }
   for (; j + 4 <= count; j += 4) {
-    score_rows<4>(depth, rows + j * stride, stride, panel, strip + j * W);
+    score_rows<4>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
   }
-  for (; j < count; ++j) score_rows<1>(depth, rows + j * stride, stride, panel, strip + j * W);
+  for (; j < count; ++j)
+    score_rows<1>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
 }
 
 // ---- out += rowsᵀ · strip -------------------------------------------------------------------

@@ -23,18 +23,18 @@ namespace HWY_NAMESPACE {
 
 // ---- products -----------------------------------------------------------------------------------
 
-// dot folds the scale into the query panel; the others apply it to their sum.
-HWY_INLINE float panel_scale(const Strip& s) {
+// What dot's gradients of Q and K are multiplied by; those of the others carry it already.
+HWY_INLINE float dot_scale(const Strip& s) {
   return s.score == ScoreKind::dot ? s.scale : 1.0f;
 }
 
-// strip [count][W] of the products of a run of keys, whose rows stand one after another: with the
-// scale for dot, without for the others.
+// strip [count][W] of the products of a run of keys, whose rows stand one after another, times
+// `factor` for dot.
 HWY_INLINE void product_strip(const Strip& s, const KeyRun& keys, const float* rows, int64_t stride,
-                              const float* panel, float* strip) {
+                              const float* panel, float factor, float* strip) {
   switch (s.score) {
     case ScoreKind::dot:
-      return score_strip(keys.count, s.D, rows, stride, panel, strip);
+      return score_strip(keys.count, s.D, rows, stride, panel, factor, strip);
     case ScoreKind::l2:
       return l2_strip(s, keys.count, rows, stride, panel, strip);
     case ScoreKind::additive:
@@ -62,14 +62,14 @@ inline HWY_NOINLINE void cap_strip(int64_t count, float cap, float* strip) {
   }
 }
 
-// The strip's products become scores up to the softcap. `product` and `uncapped` (null: not
-// wanted) get what backward needs: the products as product_strip gives them, and the scores that
-// the softcap was taken of.
-HWY_INLINE void cap_scores(const Strip& s, int64_t count, float* strip, float* product,
+// The strip's products become scores up to the softcap. `scaled`: they carry the scale already.
+// `product` and `uncapped` (null: not wanted) get what backward needs: the products, and the scores
+// that the softcap was taken of.
+HWY_INLINE void cap_scores(const Strip& s, int64_t count, bool scaled, float* strip, float* product,
                            float* uncapped) {
   const size_t bytes = sizeof(float) * static_cast<size_t>(count * strip_width());
   if (product != nullptr) std::memcpy(product, strip, bytes);
-  if (s.score != ScoreKind::dot && s.scale != 1) scale_strip(count, s.scale, strip);
+  if (!scaled && s.scale != 1) scale_strip(count, s.scale, strip);
   if (uncapped != nullptr) std::memcpy(uncapped, strip, bytes);
   if (s.softcap > 0) cap_strip(count, s.softcap, strip);
 }
@@ -235,9 +235,11 @@ HWY_INLINE bool has_positional(const Strip& s) {
 // strip = finished scores of keys [begin, begin + count), unmasked.
 HWY_INLINE void finished_scores(const Strip& s, int64_t begin, int64_t count, const float* panel,
                                 float* strip, float* product = nullptr, float* uncapped = nullptr) {
-  product_strip(s, {begin, nullptr, count}, s.k + begin * s.k_stride, s.k_stride, panel, strip);
-  if (product != nullptr || uncapped != nullptr || s.score != ScoreKind::dot || s.softcap > 0) {
-    cap_scores(s, count, strip, product, uncapped);
+  const bool scaled = s.score == ScoreKind::dot && product == nullptr;
+  product_strip(s, {begin, nullptr, count}, s.k + begin * s.k_stride, s.k_stride, panel,
+                scaled ? s.scale : 1.0f, strip);
+  if (!scaled || uncapped != nullptr || s.softcap > 0) {
+    cap_scores(s, count, scaled, strip, product, uncapped);
   }
   if (s.bias.data != nullptr) add_bias(s, begin, count, strip);
   if (has_positional(s)) add_positional(s, begin, count, strip);

@@ -176,15 +176,12 @@ inline void score_gradients_to_products(const Strip& s, const TileGradients& g, 
   if (s.score != ScoreKind::dot && s.scale != 1) scale_strip(keys.count, s.scale, ds);
 }
 
-// dot's products carry the scale: Σ ds·product is scale · dscale, unless the scale is 0 (then the
-// caller gave products without it).
 HWY_INLINE void store_row_sums(const Strip& s, const TileGradients& g, int64_t first,
                                const RowSums& sums) {
-  const float scale = s.score == ScoreKind::dot && s.scale != 0 ? s.scale : 1.0f;
   const auto total = [](const LaneSum& sum, int lane) { return sum.sum[lane] + sum.error[lane]; };
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
     if (g.row_slope != nullptr) g.row_slope[first + lane] = total(sums.slope, lane);
-    if (g.row_scale != nullptr) g.row_scale[first + lane] = total(sums.scale, lane) / scale;
+    if (g.row_scale != nullptr) g.row_scale[first + lane] = total(sums.scale, lane);
   }
 }
 

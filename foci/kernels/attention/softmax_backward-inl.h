@@ -33,9 +33,9 @@ inline size_t backward_scratch(int64_t D, int64_t Dv) {
          Carver::bytes<float>(kMaxStrips * W * round_up(D, L)) +
          Carver::bytes<float>(kMaxStrips * W * round_up(Dv, L)) +
          Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(kKeyBlock) +
-         // Y; scaled V; products and uncapped scores; unscaled queries and the gradient of score_w.
+         // Y; scaled V; products and uncapped scores; the gradient of score_w.
          Carver::bytes<float>(Dv * W) + Carver::bytes<float>(kBackwardBlock * Dv) +
-         2 * Carver::bytes<float>(kBackwardBlock * W) + 2 * Carver::bytes<float>(D * W);
+         2 * Carver::bytes<float>(kBackwardBlock * W) + Carver::bytes<float>(D * W);
 }
 
 // One strip's panels and row constants.
@@ -205,7 +205,6 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
   float* y_panel = mem.take<float>(Dv * W);
   float* product = detour && g.row_scale ? mem.take<float>(kBackwardBlock * W) : nullptr;
   float* uncapped = s0.softcap > 0 ? mem.take<float>(kBackwardBlock * W) : nullptr;
-  float* unscaled = mem.take<float>(D * W);
   float* scaled_v = dropout ? mem.take<float>(kBackwardBlock * Dv) : nullptr;
   float* dw = nullptr;
   if (g.dscore_w != nullptr) {
@@ -218,8 +217,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     const Strip& s = strips[t];
     b[t].span = span_of(s.mask);
     pack_queries(s, b[t].q_panel);
-    pack_rows(s.mask.lanes, D, s.q, s.q_stride, panel_scale(s), q_rows + t * W * q_stride,
-              q_stride);
+    pack_rows(s.mask.lanes, D, s.q, s.q_stride, dot_scale(s), q_rows + t * W * q_stride, q_stride);
     std::memset(b[t].dq, 0, sizeof(float) * static_cast<size_t>(D * W));
     if (g.dy != nullptr) {
       const float* dy = g.dy + t * W * g.dy_stride;
@@ -271,7 +269,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
       if (g.dentropy) std::memcpy(scores, p, sizeof(float) * static_cast<size_t>((hi - lo) * W));
       softmax_weights(hi - lo, b[t].m, b[t].inverse, p);
       if (g.dy != nullptr) {
-        score_strip(hi - lo, Dv, v + (lo - at) * v_stride, v_stride, b[t].dy_panel, ds);
+        score_strip(hi - lo, Dv, v + (lo - at) * v_stride, v_stride, b[t].dy_panel, 1.0f, ds);
       } else {
         std::fill(ds, ds + (hi - lo) * W, 0.0f);
       }
@@ -302,10 +300,6 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
         mask_strip(hi - lo, kept, -0.0f, left);
       }
       if (detour) {
-        if (product != nullptr && !pairs && s.scale == 0) {
-          pack_panel(s.mask.lanes, D, s.q, s.q_stride, 1.0f, unscaled);
-          score_strip(hi - lo, D, s.k + lo * s.k_stride, s.k_stride, unscaled, product);
-        }
         score_gradients_to_products(s, g, t * W, keys, product, uncapped, b[t].sums, ds);
       }
       if (g.dq == nullptr) continue;
@@ -330,7 +324,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     if (detour) store_row_sums(strips[t], g, t * W, b[t].sums);
     if (g.dq == nullptr) continue;
     HWY_ALIGN float factor[kMaxLanes];
-    for (float& x : factor) x = panel_scale(strips[t]);
+    for (float& x : factor) x = dot_scale(strips[t]);
     unpack_panel(strips[t].mask.lanes, D, b[t].dq, factor, g.dq + t * W * g.dq_stride, g.dq_stride);
   }
   if (dw != nullptr) add_score_w(D, dw, g.dscore_w);

@@ -168,11 +168,10 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   float* product = mem.take<float>(block * W);
   float* uncapped = mem.take<float>(block * W);
   float* broken_ds = mem.take<float>(block * W);
-  float* unscaled = mem.take<float>(D * W);
   float* dw = g.dscore_w != nullptr ? mem.take<float>(D * W) : nullptr;
   if (dw != nullptr) std::memset(dw, 0, sizeof(float) * static_cast<size_t>(D * W));
   pack_queries(s, q_panel);
-  pack_rows(s.mask.lanes, D, s.q, s.q_stride, panel_scale(s), q_rows, q_stride);
+  pack_rows(s.mask.lanes, D, s.q, s.q_stride, dot_scale(s), q_rows, q_stride);
   if (g.dy != nullptr) {
     const float* dy = g.dy + first * g.dy_stride;
     const float kept = kept_scale(s.dropout);
@@ -186,7 +185,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   for (int64_t u = 0; u < p.count && g.dy != nullptr; u += kKeyBlock) {
     const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
     copy_rows(n, p.index + u, Dv, s.v, s.v_stride, rows);
-    score_strip(n, Dv, rows, Dv, dy_panel, ds + u * W);
+    score_strip(n, Dv, rows, Dv, dy_panel, 1.0f, ds + u * W);
     if (!dropout) continue;
     uint32_t kept[kKeyBlock];
     dropout_lanes(s.dropout, 0, p.index + u, n, kept);
@@ -208,12 +207,8 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     copy_rows(run.count, run.index, D, s.k, s.k_stride, rows);
     if (detour) {
       if (s.softcap > 0 || g.row_scale != nullptr) {
-        product_strip(s, run, rows, D, q_panel, dropped);
-        cap_scores(s, run.count, dropped, product, uncapped);
-        if (g.row_scale != nullptr && s.score == ScoreKind::dot && s.scale == 0) {
-          pack_panel(s.mask.lanes, D, s.q, s.q_stride, 1.0f, unscaled);
-          score_strip(run.count, D, rows, D, unscaled, product);
-        }
+        product_strip(s, run, rows, D, q_panel, 1.0f, dropped);
+        cap_scores(s, run.count, false, dropped, product, uncapped);
       }
       score_gradients_to_products(s, g, first, run, product, uncapped, sums, part);
     }
@@ -243,7 +238,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   if (g.dq != nullptr) {
     HWY_ALIGN float factor[kMaxLanes];
     for (int lane = 0; lane < kMaxLanes; ++lane) {
-      factor[lane] = p.broken >> lane & 1u ? kNaN : panel_scale(s);
+      factor[lane] = p.broken >> lane & 1u ? kNaN : dot_scale(s);
     }
     unpack_panel(s.mask.lanes, D, dq, factor, g.dq + first * g.dq_stride, g.dq_stride);
   }

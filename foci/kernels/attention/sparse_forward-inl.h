@@ -67,8 +67,8 @@ inline size_t sparse_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t
 inline size_t sparse_backward_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
   const int64_t W = strip_width(), L = lanes();
   const int64_t block = HWY_MIN(keys, kKeyBlock);
-  // Queries, unscaled too, the gradients of queries and of score_w; dY.
-  return Carver::bytes<float>(panel_floats(D)) + 3 * Carver::bytes<float>(D * W) +
+  // Queries, their gradients and those of score_w; dY.
+  return Carver::bytes<float>(panel_floats(D)) + 2 * Carver::bytes<float>(D * W) +
          Carver::bytes<float>(Dv * W) + Carver::bytes<float>(W * round_up(D, L)) +
          Carver::bytes<float>(W * round_up(Dv, L)) +
          2 * Carver::bytes<float>((most_weights(map, keys) + 1) * W) +

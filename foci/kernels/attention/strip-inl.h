@@ -84,7 +84,7 @@ HWY_INLINE float kept_scale(const StripDropout& dropout) {
 
 // The query panel that product_strip reads: panel_floats(D).
 HWY_INLINE void pack_queries(const Strip& s, float* panel) {
-  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, panel_scale(s), panel);
+  pack_panel(s.mask.lanes, s.D, s.q, s.q_stride, 1.0f, panel);
   if (s.score != ScoreKind::additive) return;
   pack_panel(s.mask.lanes, s.D, s.q_exp, s.D, 1.0f, panel + s.D * strip_width());
 }
