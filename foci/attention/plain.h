@@ -124,7 +124,6 @@ inline bool takes_tanh(kernels::RowSize q, kernels::RowSize k) {
 // What a score needs of q or k beside its rows.
 struct Operand {
   Rows rows;                           // cosine: divided by their norm
-  std::vector<float> square;           // L2: ‖row‖²
   std::vector<double> inverse;         // cosine: 1/‖row‖, 0 for the zero vector
   Tensor exponential;                  // additive: e^{2x}, as rows.data
   std::vector<kernels::RowSize> size;  // additive: whether e^{2x} serves, see takes_tanh

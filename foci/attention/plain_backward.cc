@@ -14,8 +14,7 @@ namespace {
 
 // What one (batch, key/value head) gathers.
 struct KeyGradients {
-  std::vector<float> dk, dv;   // [packed rows, ld]
-  std::vector<float> columns;  // L2: Σ over queries of the raw scores' gradients
+  std::vector<float> dk, dv;  // [packed rows, ld]
 };
 
 struct Call {
@@ -70,39 +69,24 @@ void additive_backward(const Site& site, const Operand& q, const Operand& k, con
   }
 }
 
-// Through −γ‖q−k‖²: dq = 2γ (Σ d·k − q Σ d) and dk = 2γ (Σ d·q − k Σ d), 2γ times what stands here;
-// the keys' second half waits for finish_keys. Pairs with NaN or infinity follow the definition.
+// Through −γ‖q−k‖²: dq = 2γ Σ d·(k − q) and dk = 2γ Σ d·(q − k), pair by pair.
 void l2_backward(const Site& site, const Operand& q, const Operand& k, const float* draw,
                  const uint8_t* part, float gamma, float* dq, KeyGradients& keys) {
-  const int64_t count = static_cast<int64_t>(site.entries.size()), width = site.width();
-  const int64_t ld = k.rows.ld, first = site.packed(0), D = site.problem->shape.D;
-  const auto pair = [&](int64_t r, int64_t j) {
-    if (!part[r * width + j]) return;
-    const float d = draw[r * width + j];
-    const float *x = q.rows.true_row(r), *y = k.rows.true_row(first + j);
-    for (int64_t c = 0; c < D; ++c) {
-      dq[r * ld + c] += d * (y[c] - x[c]);
-      keys.dk[(first + j) * ld + c] += d * (x[c] - y[c]);
-    }
-  };
-  for (int64_t r = 0; r < count; ++r) {
-    float* to = dq + r * ld;
-    if (q.rows.is_odd(r)) {
-      std::fill_n(to, ld, 0.0f);
-      for (int64_t j = 0; j < width; ++j) pair(r, j);
-    } else {
-      double sum = 0;
-      for (int64_t j = 0; j < width; ++j) {
-        if (k.rows.has_odd() && k.rows.is_odd(first + j)) continue;
-        sum += draw[r * width + j];
-        keys.columns[first + j] += draw[r * width + j];
-      }
-      for (int64_t c = 0; c < D; ++c) to[c] -= static_cast<float>(sum) * q.rows.row(r)[c];
-      for (int64_t row : k.rows.odd) {
-        if (row >= first && row < first + width) pair(r, row - first);
+  const int64_t width = site.width(), ld = k.rows.ld, first = site.packed(0);
+  for (size_t r = 0; r < site.entries.size(); ++r) {
+    const float* x = q.rows.true_row(static_cast<int64_t>(r));
+    float* to_q = dq + r * ld;
+    for (int64_t j = 0; j < width; ++j) {
+      if (!part[r * width + j]) continue;
+      const float d = 2 * gamma * draw[r * width + j];
+      const float* y = k.rows.true_row(first + j);
+      float* to_k = keys.dk.data() + (first + j) * ld;
+      for (int64_t c = 0; c < ld; ++c) {
+        const float u = d * (y[c] - x[c]);
+        to_q[c] += u;
+        to_k[c] -= u;
       }
     }
-    for (int64_t c = 0; c < D; ++c) to[c] *= 2 * gamma;
   }
 }
 
@@ -117,12 +101,11 @@ void score_backward(const Site& site, const Operand& q, const Operand& k, const 
     return additive_backward(site, q, k, draw, part, wanted, dq, keys, head);
   }
   if (!wanted.qkv) return;
-  const auto* l2 = std::get_if<L2>(&p.spec.score);
-  // L2 treats pairs with NaN or infinity itself.
-  const uint8_t* odd_part = l2 ? nullptr : part;
-  weighted_rows(count, width, draw, odd_part, false, k.rows, first, dq);
-  weighted_columns(count, width, draw, odd_part, false, q.rows, keys.dk.data() + first * ld);
-  if (l2) l2_backward(site, q, k, draw, part, static_cast<float>(l2->gamma), dq, keys);
+  if (const auto* l2 = std::get_if<L2>(&p.spec.score)) {
+    return l2_backward(site, q, k, draw, part, static_cast<float>(l2->gamma), dq, keys);
+  }
+  weighted_rows(count, width, draw, part, false, k.rows, first, dq);
+  weighted_columns(count, width, draw, part, false, q.rows, keys.dk.data() + first * ld);
 }
 
 // Through x/‖x‖: d ← (d − (d·x̂) x̂)/‖x‖.
@@ -251,11 +234,6 @@ void finish_keys(const Call& call, int64_t b, int64_t g, const PackedKeys& packe
       if (std::holds_alternative<Cosine>(p.spec.score) && !all_zero(d, D)) {
         normalised_backward(packed.k.rows.true_row(row), packed.k.inverse[row], D, d);
       }
-      if (const auto* l2 = std::get_if<L2>(&p.spec.score)) {
-        const float twice = 2 * static_cast<float>(l2->gamma), sum = keys.columns[row];
-        const float* x = packed.k.rows.row(row);
-        for (int64_t c = 0; c < D; ++c) d[c] = twice * (d[c] - sum * x[c]);
-      }
       store_row(dk, key, d);
       store_row(dv, key, keys.dv.data() + row * packed.v.ld);
     }
@@ -273,7 +251,6 @@ void backward_keys(const Call& call, int64_t b, int64_t g, ScratchPool& pool) {
   const int64_t rows = call.layout.packed_rows[b];
   keys.dk.assign(rows * packed.k.rows.ld, 0.0f);
   keys.dv.assign(rows * packed.v.ld, 0.0f);
-  if (std::holds_alternative<L2>(p.spec.score)) keys.columns.assign(rows, 0.0f);
   for (int64_t h = g * group; h < (g + 1) * group; ++h) {
     HeadGradients& head = call.heads[b * s.H + h];
     if (const auto* r = find_bias<Relative1D>(p.spec)) {

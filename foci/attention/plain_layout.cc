@@ -189,11 +189,7 @@ void prepare_operand(const Score& score, int64_t columns, Operand& operand) {
                               x[d] = static_cast<float>(x[d] / norm);
                           }
                         },
-                        [&](const L2&) {
-                          operand.square.resize(count);
-                          for (int64_t r = 0; r < count; ++r)
-                            operand.square[r] = static_cast<float>(square(r));
-                        },
+                        [](const L2&) {},
                         [&](const Additive&) {
                           operand.size.resize(count);
                           float* e = room(operand.exponential, count * rows.ld);

@@ -33,6 +33,31 @@ float pair_score(const Problem& p, const float* q, const float* k) {
                     p.spec.score);
 }
 
+// Of the differences: 2q·k − ‖q‖² − ‖k‖² loses what is left where both are far from 0.
+void l2_scores(const Site& site, const Operand& q, const Operand& k, float gamma, float* raw,
+               int64_t ld) {
+  const int64_t padded = k.rows.ld, width = site.width();
+  std::vector<const float*> keys(width);
+  for (int64_t j = 0; j < width; ++j) keys[j] = k.rows.true_row(site.packed(j));
+  for (size_t r = 0; r < site.entries.size(); ++r) {
+    const float* x = q.rows.true_row(static_cast<int64_t>(r));
+    for (int64_t j = 0; j < width; ++j) {
+      const float* y = keys[j];
+      float lanes[kLanes] = {};
+      for (int64_t d = 0; d < padded; d += kLanes) {
+        for (int64_t l = 0; l < kLanes; ++l) {
+          const float difference = x[d + l] - y[d + l];
+          lanes[l] += difference * difference;
+        }
+      }
+      for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+        for (int64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+      }
+      raw[r * ld + j] = -gamma * lanes[0];
+    }
+  }
+}
+
 void additive_scores(const Site& site, const Operand& q, const Operand& k, float* raw, int64_t ld) {
   const Problem& p = *site.problem;
   const int64_t padded = k.rows.ld;
@@ -126,17 +151,11 @@ void raw_scores(const Site& site, const Operand& q, const Operand& k, float* raw
   const Problem& p = *site.problem;
   const int64_t count = static_cast<int64_t>(site.entries.size()), width = site.width();
   if (std::holds_alternative<Additive>(p.spec.score)) return additive_scores(site, q, k, raw, ld);
+  if (const auto* l2 = std::get_if<L2>(&p.spec.score)) {
+    return l2_scores(site, q, k, static_cast<float>(l2->gamma), raw, ld);
+  }
   const int64_t first = site.packed(0);
   gemm_nt(padded_rows(count), width, p.shape.D, q.rows.view(0), k.rows.view(first), raw, ld);
-  if (const auto* l2 = std::get_if<L2>(&p.spec.score)) {
-    const float gamma = static_cast<float>(l2->gamma);
-    const float* kk = k.square.data() + first;
-    for (int64_t r = 0; r < count; ++r) {
-      const float qq = q.square[r];
-      float* row = raw + r * ld;
-      for (int64_t j = 0; j < width; ++j) row[j] = gamma * (2 * row[j] - (qq + kk[j]));
-    }
-  }
   for (int64_t r : q.rows.odd) {
     if (r >= count) continue;
     for (int64_t j = 0; j < width; ++j) {
