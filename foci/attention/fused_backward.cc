@@ -1,6 +1,7 @@
 // Fused backward: tiles of strips into partial dK and dV, summed in a fixed order.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "foci/attention/fused.h"
 #include "foci/core/threads.h"
@@ -321,6 +322,17 @@ class Backward {
     });
   }
 
+  // Whether a row's output, or what arrives for it, is NaN or infinite: so are its scores'
+  // gradients.
+  bool spoiled(int64_t b, int64_t h, int64_t i) const {
+    if (!operands_.careful || !up_.dy.defined()) return false;
+    for (const Tensor* t : {&saved_.y, &up_.dy}) {
+      const float* x = t->data<float>() + b * t->stride(0) + h * t->stride(1) + i * t->stride(2);
+      if (!std::all_of(x, x + Dv_, [](float v) { return std::isfinite(v); })) return true;
+    }
+    return false;
+  }
+
   // A row's gradients add up to what moving all its scores by one number does: nothing to the
   // weights, and so much to the statistic.
   void reduce_row_sums() {
@@ -336,9 +348,12 @@ class Backward {
         for (int64_t h = 0; h < H_; ++h) {
           for (int64_t i = 0; i < N_; ++i) {
             const int64_t row = (b * H_ + h) * N_ + i;
-            if (std::isnan(row_stat[row])) element(b, h, i, 0) += row_stat[row];
-            if (std::isfinite(row_stat[row]) && upstream.defined()) {
-              element(b, h, i, 0) += unit * upstream.data<float>()[row];
+            double& sum = element(b, h, i, 0);
+            const bool seen = !std::isinf(row_stat[row]);
+            if (std::isnan(row_stat[row]) || (seen && spoiled(b, h, i))) {
+              sum = std::numeric_limits<double>::quiet_NaN();
+            } else if (seen && upstream.defined()) {
+              sum += unit * upstream.data<float>()[row];
             }
           }
         }

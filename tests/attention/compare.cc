@@ -107,10 +107,7 @@ Comparison compare_with_oracle(SweepCase c, Implementation implementation, SimdT
   gradient("dq", g.dq, e.dq, small);
   gradient("dk", g.dk, e.dk, small);
   gradient("dv", g.dv, e.dv, 0.01);
-  // What all scores of a row have in common moves no weight, so that a NaN among them has two right
-  // answers.
-  const bool per_row = c.in.bias.defined() && (c.in.bias.rank() == 0 || c.in.bias.dim(-1) == 1);
-  if (!(c.poisoned && per_row)) gradient("dbias", g.dbias, e.dbias, sum);
+  gradient("dbias", g.dbias, e.dbias, sum);
   // Each term is weighed with its distance.
   const auto distance = static_cast<double>(std::max(c.in.q.dim(2), c.in.k.dim(2)));
   gradient("dslopes", g.dslopes, e.dslopes, sum * std::max(1.0, distance / 8));
