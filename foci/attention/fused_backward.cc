@@ -33,7 +33,7 @@ void project_rows(const Tensor& unit, const Tensor& inverse, const Tensor& grad)
       if (std::all_of(g + r * depth, g + (r + 1) * depth, [](float x) { return x == 0; })) continue;
       double dot = 0;
       for (int64_t i = 0; i < depth; ++i) dot += double{u[r * depth + i]} * g[r * depth + i];
-      const float inv = inverse.data<float>()[r];
+      const double inv = inverse.data<double>()[r];
       for (int64_t i = 0; i < depth; ++i) {
         float& x = g[r * depth + i];
         x = inv == 0 ? 0 : static_cast<float>((x - u[r * depth + i] * dot) * inv);

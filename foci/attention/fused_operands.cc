@@ -21,14 +21,13 @@ void normalise_rows(const Tensor& from, const Tensor& to, const Tensor& inverse)
     const int64_t b = task / heads, h = task % heads;
     const float* x = from.data<float>() + b * from.stride(0) + h * from.stride(1);
     float* y = to.data<float>() + task * rows * depth;
-    float* inv = inverse.data<float>() + task * rows;
+    double* inv = inverse.data<double>() + task * rows;
     for (int64_t r = 0; r < rows; ++r, x += from.stride(2), y += depth) {
       double sum = 0;
       for (int64_t i = 0; i < depth; ++i) sum += double{x[i]} * x[i];
       const double scale = sum == 0 ? 0 : 1 / std::sqrt(sum);
       // An infinite row has no direction; its gradient is NaN, not the zero row's 0.
-      inv[r] =
-          static_cast<float>(std::isfinite(sum) ? scale : std::numeric_limits<double>::quiet_NaN());
+      inv[r] = std::isfinite(sum) ? scale : std::numeric_limits<double>::quiet_NaN();
       for (int64_t i = 0; i < depth; ++i) y[i] = static_cast<float>(x[i] * scale);
     }
   });
@@ -164,25 +163,26 @@ Operands operands_of(const Problem& p, const Tensor& dy, bool narrow) {
     o.q = p.in.q;
     o.k = p.in.k;
   };
-  std::visit(overloaded{[&](const Dot&) { as_given(); },
-                        [&](const Cosine&) {
-                          o.q = Tensor::empty(p.in.q.shape());
-                          o.k = Tensor::empty(p.in.k.shape());
-                          o.q_inverse_norm = Tensor::empty({p.shape.B, p.shape.H, p.shape.N});
-                          o.k_inverse_norm = Tensor::empty({p.shape.B, p.shape.Hk, p.shape.M});
-                          normalise_rows(p.in.q, o.q, o.q_inverse_norm);
-                          normalise_rows(p.in.k, o.k, o.k_inverse_norm);
-                        },
-                        [&](const L2& l2) {
-                          as_given();
-                          factor = static_cast<float>(l2.gamma);
-                        },
-                        [&](const Additive&) {
-                          as_given();
-                          o.q_exp = exponentials(kernels, o.q, o.q_size);
-                          o.k_exp = exponentials(kernels, o.k, o.k_size);
-                        }},
-             p.spec.score);
+  std::visit(
+      overloaded{[&](const Dot&) { as_given(); },
+                 [&](const Cosine&) {
+                   o.q = Tensor::empty(p.in.q.shape());
+                   o.k = Tensor::empty(p.in.k.shape());
+                   o.q_inverse_norm = Tensor::empty({p.shape.B, p.shape.H, p.shape.N}, DType::f64);
+                   o.k_inverse_norm = Tensor::empty({p.shape.B, p.shape.Hk, p.shape.M}, DType::f64);
+                   normalise_rows(p.in.q, o.q, o.q_inverse_norm);
+                   normalise_rows(p.in.k, o.k, o.k_inverse_norm);
+                 },
+                 [&](const L2& l2) {
+                   as_given();
+                   factor = static_cast<float>(l2.gamma);
+                 },
+                 [&](const Additive&) {
+                   as_given();
+                   o.q_exp = exponentials(kernels, o.q, o.q_size);
+                   o.k_exp = exponentials(kernels, o.k, o.k_size);
+                 }},
+      p.spec.score);
   // Careful costs forward_narrow nothing, looking through K and V as much as reading them.
   narrow = narrow && p.shape.N <= kernels::kNarrowRows;
   o.careful = narrow || any_beyond(kernels, o.q) || any_beyond(kernels, o.k) ||

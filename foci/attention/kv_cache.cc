@@ -98,8 +98,19 @@ struct KvCache::Entry {
   int64_t sequence, count;
 };
 
-KvCache::KvCache(KvCache&&) noexcept = default;
-KvCache& KvCache::operator=(KvCache&&) noexcept = default;
+// What was moved from has no sequences, so that using it is refused like any other wrong number.
+KvCache::KvCache(KvCache&& other) noexcept
+    : shape_(other.shape_), window_(other.window_), sequences_(std::move(other.sequences_)) {
+  other.shape_.sequences = 0;
+}
+KvCache& KvCache::operator=(KvCache&& other) noexcept {
+  if (this == &other) return *this;
+  shape_ = other.shape_;
+  window_ = other.window_;
+  sequences_ = std::move(other.sequences_);
+  other.shape_.sequences = 0;
+  return *this;
+}
 KvCache::~KvCache() = default;
 
 KvCache::KvCache(const KvCacheShape& shape, std::optional<int64_t> window)
@@ -113,6 +124,8 @@ KvCache::KvCache(const KvCacheShape& shape, std::optional<int64_t> window)
   require(shape.dtype == DType::f32 || shape.dtype == DType::f16 || shape.dtype == DType::bf16,
           "shape.dtype: {} arrived, a cache holds float32, float16 or bfloat16",
           name_of(shape.dtype));
+  require(shape.sequences < int64_t{1} << 32,
+          "shape.sequences: {} arrived, there may be fewer than 2^32", shape.sequences);
   check_product("keys [sequences, Hk, D]", {shape.sequences, shape.Hk, shape.D});
   check_product("values [sequences, Hk, Dv]", {shape.sequences, shape.Hk, shape.Dv});
   require(!window || (*window >= 1 && *window <= kMostTokens),

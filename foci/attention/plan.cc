@@ -78,6 +78,11 @@ void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
   check_product("rows [B, H, N]", {s.B, s.H, s.N});
   check_product("keys [B, H, M]", {s.B, s.H, s.M});
   check_product("scores [N, M]", {s.N, s.M});
+  // What is kept for each head and batch entry, however empty the tensors are.
+  require(s.H < int64_t{1} << 24, "shape.H: {} query heads arrived, there may be fewer than 2^24",
+          s.H);
+  require(s.B < int64_t{1} << 32, "shape.B: {} batch entries arrived, there may be fewer than 2^32",
+          s.B);
   // Positions and distances are kept in 32 bits.
   require(s.N < (int64_t{1} << 30) && s.M < (int64_t{1} << 30),
           "shape: {} queries and {} keys arrived, each must be below 2^30", s.N, s.M);
@@ -88,6 +93,11 @@ void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
   };
   if (const auto* one = std::get_if<double>(&spec.scale)) require_float("scale", *one);
   if (const auto* l2 = std::get_if<L2>(&spec.score)) require_float("score.gamma", l2->gamma);
+  if (const auto* e = std::get_if<Entmax>(&spec.normalizer)) {
+    // (α−1)·s must keep the digits of s, and α = 10⁶ leaves weight to the largest scores alone.
+    require(e->alpha <= 1e6, "normalizer.alpha: {} arrived, attention in float32 takes up to 1e6",
+            e->alpha);
+  }
   if (spec.softcap) {
     require_float("softcap", *spec.softcap);
     require(*spec.softcap >= std::numeric_limits<float>::min(),
@@ -100,6 +110,8 @@ void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
     for (int64_t h = 0; h < s.H; ++h) require_float(fmt::format("scale[{}]", h), (*per_head)[h]);
   }
   if (const auto* r = find_bias<Relative1D>(spec)) {
+    require(r->max_distance < int64_t{1} << 30,
+            "relative1d.max_distance: {} arrived, it must be below 2^30", r->max_distance);
     check_product("table1d [H, 2*max_distance+1]", {s.H, 2 * r->max_distance + 1});
   }
   if (const auto* r = find_bias<Relative2D>(spec)) {

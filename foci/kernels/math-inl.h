@@ -110,6 +110,9 @@ HWY_INLINE FloatVec normal_cdf(FloatVec x) {
   return hn::MulAdd(half, erf_scaled(x), half);
 }
 
+// Below this slope tanh is ±1 in double precision too, and its slope 0.
+inline constexpr float kFlatTanh = 1.1e-16f;
+
 // tanh and its slope 1 − tanh², both to about one ulp of their own size. Below 1 tanh is
 // x + x³·P(x²), P minimax (4.6e-9 of tanh); from there 1 − 2e/(1+e) with e = e^(−2|x|). The slope
 // is 4e/(1+e)², which keeps its digits where tanh rounds to 1.
@@ -121,7 +124,10 @@ HWY_INLINE FloatVec tanh_of(FloatVec x, FloatVec* slope = nullptr) {
   const FloatVec inverse = hn::Div(one, hn::Add(one, e));
   const FloatVec part = hn::Mul(hn::Add(e, e), inverse);
   const FloatVec large = hn::CopySign(hn::Sub(one, part), x);
-  if (slope != nullptr) *slope = hn::Mul(hn::Mul(two, part), inverse);
+  if (slope != nullptr) {
+    const FloatVec x2 = hn::Mul(hn::Mul(two, part), inverse);
+    *slope = hn::IfThenZeroElse(hn::Lt(x2, hn::Set(d, kFlatTanh)), x2);
+  }
   const FloatVec u = hn::Mul(x, x);
   FloatVec p = hn::Set(d, -0.00035845203092321754f);
   p = hn::MulAdd(p, u, hn::Set(d, 0.0023013646714389324f));

@@ -89,6 +89,10 @@ TEST(Plan, RefusesNumbersThatDoNotFit) {
   EXPECT_EQ(make_refusal(spec, shape()), "softcap: 1e-42 arrived, which float32 cannot hold");
   spec.softcap = -1;
   EXPECT_EQ(make_refusal(spec, shape()), "softcap: -1 given, a finite number > 0 is needed");
+  spec.softcap.reset();
+  spec.normalizer = Entmax{1e39};
+  EXPECT_EQ(make_refusal(spec, shape()),
+            "normalizer.alpha: 1e+39 arrived, attention in float32 takes up to 1e6");
 }
 
 TEST(Plan, RefusesGridsOfAnotherSize) {
@@ -102,13 +106,19 @@ TEST(Plan, RefusesGridsOfAnotherSize) {
   s.N = 9;
   EXPECT_EQ(make_refusal(spec, s),
             "relative2d.grid: N = 9 queries do not fit the grid's 8 positions");
-  spec.biases = {Relative1D{(int64_t{1} << 40) - 1}};
+  spec.biases = {Relative1D{int64_t{1} << 30}};
+  EXPECT_EQ(make_refusal(spec, shape()),
+            "relative1d.max_distance: 1073741824 arrived, it must be below 2^30");
   s = shape();
-  s.H = s.Hk = int64_t{1} << 30;
-  s.N = s.M = s.D = s.Dv = 1;
-  EXPECT_EQ(make_refusal(spec, s),
-            "shape: table1d [H, 2*max_distance+1] of sizes [1073741824, 2199023255551] has more "
-            "elements than memory can be addressed");
+  s.H = s.Hk = int64_t{1} << 24;
+  s.N = s.M = 0;
+  EXPECT_EQ(make_refusal({}, s),
+            "shape.H: 16777216 query heads arrived, there may be fewer than 2^24");
+  s = shape();
+  s.B = int64_t{1} << 32;
+  s.N = s.M = 0;
+  EXPECT_EQ(make_refusal({}, s),
+            "shape.B: 4294967296 batch entries arrived, there may be fewer than 2^32");
 }
 
 TEST(Plan, PicksWhatIsAskedFor) {

@@ -243,7 +243,8 @@ HWY_INLINE PairPart exp_part(VF g, VF eq, VF ek) {
   const VF one = hn::Set(d, 1.0f);
   const VF e = hn::Mul(eq, ek);
   const VF r = reciprocal(hn::MulAdd(eq, ek, one));
-  const VF slope = hn::Mul(hn::Mul(e, r), hn::Mul(r, hn::Set(d, 4.0f)));
+  const VF steep = hn::Mul(hn::Mul(e, r), hn::Mul(r, hn::Set(d, 4.0f)));
+  const VF slope = hn::IfThenZeroElse(hn::Lt(steep, hn::Set(d, kFlatTanh)), steep);
   return {hn::Mul(g, slope), hn::MulAdd(r, hn::Set(d, -2.0f), one)};
 }
 

@@ -7,6 +7,8 @@
 #define FOCI_KERNELS_ATTENTION_SCORE_GRADIENT_INL_H_
 #endif
 
+#include <cstring>
+
 #include "foci/kernels/attention/score-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -39,6 +41,10 @@ struct TwoSum {
 // What one strip sums over its keys, per lane.
 struct RowSums {
   LaneSum scale, slope;
+  // Under softmax the gradients of a row's scores add up to dlse, but for one rounding of δ that
+  // all of them share, times their weights. So does what that rounding adds to a sum Σ ds·x: Σ p·x
+  // times as much. `excess` is Σ ds.
+  LaneSum excess, mean_scale, mean_slope;
 };
 
 // Whether anything beside Q, K and V wants the scores' gradients, or the scores must be finished
@@ -161,6 +167,30 @@ inline HWY_NOINLINE void uncap_gradients(int64_t count, float cap, const float* 
   }
 }
 
+// What store_row_sums needs to take δ's rounding out of the scale's and the slope's gradients, from
+// softmax's weights p. `spare` is a strip of the run's size.
+inline void add_means(const Strip& s, const TileGradients& g, const KeyRun& keys, const float* p,
+                      const float* ds, const float* product, const float* uncapped, float* spare,
+                      RowSums& sums) {
+  const DF d;
+  const int64_t L = lanes();
+  for (int v = 0; v < kVectors; ++v) {
+    TwoSum sum(sums.excess, v);
+    for (int64_t u = 0; u < keys.count; ++u) {
+      sum.add(hn::Load(d, ds + (u * kVectors + v) * L));
+    }
+    sum.store(sums.excess, v);
+  }
+  if (g.row_slope != nullptr) add_slope_gradient(s, keys, p, sums.mean_slope);
+  if (g.row_scale == nullptr) return;
+  if (s.softcap > 0) {
+    std::memcpy(spare, p, sizeof(float) * static_cast<size_t>(keys.count * strip_width()));
+    uncap_gradients(keys.count, s.softcap, uncapped, spare);
+    p = spare;
+  }
+  add_products(keys.count, p, product, sums.mean_scale);
+}
+
 // ds, the gradients of finished scores (zero where masked), become those of products. `product` and
 // `uncapped` are what cap_scores gave; product is read for the scale alone, uncapped under a
 // softcap.
@@ -176,12 +206,19 @@ inline void score_gradients_to_products(const Strip& s, const TileGradients& g, 
   if (s.score != ScoreKind::dot && s.scale != 1) scale_strip(keys.count, s.scale, ds);
 }
 
-HWY_INLINE void store_row_sums(const Strip& s, const TileGradients& g, int64_t first,
+// `balanced`: add_means was called for all keys.
+HWY_INLINE void store_row_sums(const Strip& s, const TileGradients& g, int64_t first, bool balanced,
                                const RowSums& sums) {
   const auto total = [](const LaneSum& sum, int lane) { return sum.sum[lane] + sum.error[lane]; };
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
-    if (g.row_slope != nullptr) g.row_slope[first + lane] = total(sums.slope, lane);
-    if (g.row_scale != nullptr) g.row_scale[first + lane] = total(sums.scale, lane);
+    const float dlse = g.drow_stat != nullptr ? g.drow_stat[first + lane] : 0;
+    const float excess = balanced ? total(sums.excess, lane) - dlse : 0;
+    if (g.row_slope != nullptr) {
+      g.row_slope[first + lane] = total(sums.slope, lane) - excess * total(sums.mean_slope, lane);
+    }
+    if (g.row_scale != nullptr) {
+      g.row_scale[first + lane] = total(sums.scale, lane) - excess * total(sums.mean_scale, lane);
+    }
   }
 }
 

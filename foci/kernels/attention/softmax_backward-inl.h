@@ -300,6 +300,9 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
         mask_strip(hi - lo, kept, -0.0f, left);
       }
       if (detour) {
+        if (g.row_scale != nullptr || g.row_slope != nullptr) {
+          add_means(s, g, keys, p, ds, product, uncapped, scores, b[t].sums);
+        }
         score_gradients_to_products(s, g, t * W, keys, product, uncapped, b[t].sums, ds);
       }
       if (g.dq == nullptr) continue;
@@ -321,7 +324,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
                    g.dk + at * g.dk_stride, g.dk_stride);
   }
   for (int t = 0; t < count; ++t) {
-    if (detour) store_row_sums(strips[t], g, t * W, b[t].sums);
+    if (detour) store_row_sums(strips[t], g, t * W, true, b[t].sums);
     if (g.dq == nullptr) continue;
     HWY_ALIGN float factor[kMaxLanes];
     for (float& x : factor) x = dot_scale(strips[t]);

@@ -234,7 +234,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   if (p.broken != 0) {
     break_gradients(s, g, first, span, p.broken, scratch.bits, product, uncapped, broken_ds, sums);
   }
-  if (detour) store_row_sums(s, g, first, sums);
+  if (detour) store_row_sums(s, g, first, false, sums);
   if (g.dq != nullptr) {
     HWY_ALIGN float factor[kMaxLanes];
     for (int lane = 0; lane < kMaxLanes; ++lane) {
