@@ -31,8 +31,8 @@ enum class Implementation : uint8_t {
 };
 
 struct PlanOptions {
-  std::optional<Implementation> implementation;  // nullopt: the first of the list that serves
-  std::optional<SimdTarget> target;              // nullopt: current_target()
+  std::optional<Implementation> implementation{};  // nullopt: the first of the list that serves
+  std::optional<SimdTarget> target{};              // nullopt: current_target()
 };
 
 struct PlanState;

@@ -136,10 +136,11 @@ Section entropy(const Report& r) {
 
 Section curves(const Report& r) {
   Section s{"training", "How it learned", ""};
-  s.body = paragraph("",
-                     "Each chart has the training step on the horizontal axis. Light bands span "
-                     "the smallest and largest value of neighbouring steps, the line is their "
-                     "mean; dots are measured on pictures held back from training.");
+  s.body = paragraph(
+      "",
+      "Each chart has the training step on the horizontal axis. Light bands, in longer runs, span "
+      "the smallest and largest value of neighbouring steps, the line is their "
+      "mean; dots are measured on pictures held back from training.");
   if (!r.training_note.empty()) s.body += paragraph("how", r.training_note);
   Line loss{"training batch", {}, {}, 0, false}, accuracy = loss, rate = loss, norm = loss;
   rate.label = "learning rate";
@@ -174,7 +175,8 @@ Section curves(const Report& r) {
                    "not over; a rise means that the learning rate is too high.");
   s.body += figure(draw({"Accuracy", "Share of right answers by step.", "step",
                          lines(accuracy, unseen_accuracy), true}),
-                   "Share of right answers. A gap between batch and held back is overfitting.");
+                   "Share of right answers. Batches that do much better than what is held back "
+                   "mean overfitting.");
   if (!r.steps.empty()) {
     s.body += figure(draw({"Learning rate", "Learning rate by step.", "step", {rate}}),
                      "The schedule: a warm-up, then a slow fall.");

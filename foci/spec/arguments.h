@@ -6,53 +6,54 @@
 
 namespace foci {
 
-// Undefined tensors are those the spec does not read. Any stride but the last may be anything.
+// Undefined tensors are those the spec does not read; others that it does not read are not looked
+// at: a mask counts only if spec.masks names it. Any stride but the last may be anything.
 struct AttentionInputs {
-  Tensor q;             // [B,H,N,D]
-  Tensor k;             // [B,Hk,M,D], q's dtype
-  Tensor v;             // [B,Hk,M,Dv], q's dtype
-  Tensor key_lengths;   // [B] int64, in [0, M]                       (KeyLengths)
-  Tensor past_lengths;  // [B] int64, ≥ 0                             (Align::past)
-  Tensor q_segments;    // [B,N] int32                                (Segments)
-  Tensor k_segments;    // [B,M] int32                                (Segments)
-  Tensor keep;          // bool, broadcasts to [B,H,N,M]              (Keep)
-  Tensor bias;          // floating, broadcasts to [B,H,N,M]          (TensorBias)
-  Tensor slopes;        // [H]                                        (Alibi)
-  Tensor table1d;       // [H, 2·max_distance+1]                      (Relative1D)
-  Tensor table2d;       // [H, 2·height−1, 2·width−1]                 (Relative2D)
-  Tensor score_w;       // [D]                                        (Additive)
+  Tensor q{};             // [B,H,N,D]
+  Tensor k{};             // [B,Hk,M,D], q's dtype
+  Tensor v{};             // [B,Hk,M,Dv], q's dtype
+  Tensor key_lengths{};   // [B] int64, in [0, M]                       (KeyLengths)
+  Tensor past_lengths{};  // [B] int64, ≥ 0                             (Align::past)
+  Tensor q_segments{};    // [B,N] int32                                (Segments)
+  Tensor k_segments{};    // [B,M] int32                                (Segments)
+  Tensor keep{};          // bool, broadcasts to [B,H,N,M]              (Keep)
+  Tensor bias{};          // floating, broadcasts to [B,H,N,M]          (TensorBias)
+  Tensor slopes{};        // [H]                                        (Alibi)
+  Tensor table1d{};       // [H, 2·max_distance+1]                      (Relative1D)
+  Tensor table2d{};       // [H, 2·height−1, 2·width−1]                 (Relative2D)
+  Tensor score_w{};       // [D]                                        (Additive)
 };
 
 // Statistics that the spec did not ask for stay undefined.
 struct AttentionOutputs {
-  Tensor y;           // [B,H,N,Dv]
-  Tensor row_stat;    // [B,H,N] log-sum-exp (softmax, top-k) or τ (sparsemax, entmax);
-                      // an empty row holds −inf or +inf
-  Tensor entropy;     // [B,H,N]
-  Tensor max_weight;  // [B,H,N]
-  Tensor max_key;     // [B,H,N] int64
-  Tensor support;     // [B,H,N]
-  Tensor coverage;    // [B,H,M]
+  Tensor y{};           // [B,H,N,Dv]
+  Tensor row_stat{};    // [B,H,N] log-sum-exp (softmax, top-k) or τ (sparsemax, entmax);
+                        // an empty row holds −inf or +inf
+  Tensor entropy{};     // [B,H,N]
+  Tensor max_weight{};  // [B,H,N]
+  Tensor max_key{};     // [B,H,N] int64
+  Tensor support{};     // [B,H,N]
+  Tensor coverage{};    // [B,H,M]
 };
 
 // Gradients that arrive from above. Undefined ones are zero.
 struct AttentionUpstream {
-  Tensor dy;           // [B,H,N,Dv]
-  Tensor drow_stat;    // [B,H,N]
-  Tensor dentropy;     // [B,H,N]
-  Tensor dmax_weight;  // [B,H,N]; goes to the weight at max_key
-  Tensor dcoverage;    // [B,H,M]
+  Tensor dy{};           // [B,H,N,Dv]
+  Tensor drow_stat{};    // [B,H,N]
+  Tensor dentropy{};     // [B,H,N]
+  Tensor dmax_weight{};  // [B,H,N]; goes to the weight at max_key
+  Tensor dcoverage{};    // [B,H,M]
 };
 
 // Gradients that backward gives; which ones, the caller chooses (AttentionWanted).
 struct AttentionGradients {
-  Tensor dq, dk, dv;  // as q, k, v
-  Tensor dbias;       // in bias's own shape
-  Tensor dslopes;     // [H]
-  Tensor dtable1d;    // as table1d
-  Tensor dtable2d;    // as table2d
-  Tensor dscore_w;    // [D]
-  Tensor dscale;      // [1] for one scale (or auto), [H] for one per head
+  Tensor dq{}, dk{}, dv{};  // as q, k, v
+  Tensor dbias{};           // in bias's own shape
+  Tensor dslopes{};         // [H]
+  Tensor dtable1d{};        // as table1d
+  Tensor dtable2d{};        // as table2d
+  Tensor dscore_w{};        // [D]
+  Tensor dscale{};          // [1] for one scale (or auto), [H] for one per head
 };
 
 // Which gradients backward computes.

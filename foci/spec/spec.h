@@ -78,8 +78,8 @@ struct Causal {  // j ≤ p
   bool operator==(const Causal&) const = default;
 };
 struct Window {  // p − left ≤ j ≤ p + right, own position included; nullopt is unbounded
-  std::optional<int64_t> left;
-  std::optional<int64_t> right;
+  std::optional<int64_t> left{};
+  std::optional<int64_t> right{};
   Align align = Align::bottom_right;
   bool operator==(const Window&) const = default;
 };
@@ -166,12 +166,12 @@ class FOCI_API Statistics {
 struct AttentionSpec {
   Score score = Dot{};
   Scale scale = AutoScale{};
-  std::optional<double> softcap;  // cap · tanh(s / cap), > 0
+  std::optional<double> softcap{};  // cap · tanh(s / cap), > 0
   Normalizer normalizer = Softmax{};
-  std::vector<Mask> masks;
-  std::vector<Bias> biases;
-  std::optional<Dropout> dropout;
-  Statistics statistics;  // beside the row statistic (log-sum-exp or τ), which is always given
+  std::vector<Mask> masks{};
+  std::vector<Bias> biases{};
+  std::optional<Dropout> dropout{};
+  Statistics statistics{};  // beside the row statistic (log-sum-exp or τ), which is always given
 
   bool operator==(const AttentionSpec&) const = default;
 };

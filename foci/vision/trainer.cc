@@ -168,6 +168,7 @@ struct Trainer::State {
   double seconds_before = 0;  // of training, in the runs that this one continues
   Curve curve;
   Progress progress;
+  int64_t averaged = 0;  // steps of this run in the means of progress
 
   State(const Dataset& d, TrainOptions o)
       : data(d),
@@ -272,9 +273,10 @@ struct Trainer::State {
     progress.grad_norm = norm;
     progress.learning_rate = learning_rate;
     const double accuracy = static_cast<double>(right) / static_cast<double>(batch.size());
-    const bool first = progress.smooth_loss == 0;
-    progress.smooth_loss += (first ? 1 : kSmoothing) * (value - progress.smooth_loss);
-    progress.accuracy += (first ? 1 : kSmoothing) * (accuracy - progress.accuracy);
+    // The plain mean until there are enough steps for the moving one.
+    const double weight = std::max(kSmoothing, 1.0 / static_cast<double>(++averaged));
+    progress.smooth_loss += weight * (value - progress.smooth_loss);
+    progress.accuracy += weight * (accuracy - progress.accuracy);
     curve.add({step, progress.seconds, value, accuracy, norm, learning_rate});
   }
 };
