@@ -1,4 +1,4 @@
-// Specs as JSON: the one place that knows the schema (docs: `foci bench attention --help`, README).
+// Specs as JSON: the one place that knows the schema (docs/attention.md).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
