@@ -185,8 +185,8 @@ struct TileGradients {
   float* dbias = nullptr;
   int64_t dbias_query_stride = 0;
   int64_t dbias_key_stride = 0;
-  double* key_sums =
-      nullptr;  // [keys of the sequence] Σ_queries of the scores' gradients, added to
+  // [keys of the sequence] Σ_queries of the scores' gradients, added to.
+  double* key_sums = nullptr;
   float* row_scale = nullptr;  // per query: its part of the scale's gradient
   float* row_slope = nullptr;  // per query: its part of the slope's gradient
   double* dtable1d = nullptr;  // added to

@@ -16,19 +16,14 @@ namespace HWY_NAMESPACE {
 using FloatTag = hn::ScalableTag<float>;
 using FloatVec = hn::Vec<FloatTag>;
 
-// e^x for x ≤ 0, relative error below 3e-7; exactly 1 at 0, exactly 0 below −87.3 (where results
-// would be subnormal) and at −inf. NaN stays NaN, with a clear sign bit.
-//
-// x = n·ln 2 + r, |r| ≤ ln 2 / 2; e^r by a polynomial of degree 6, minimax in relative error (3e-9
-// before rounding) with the first two coefficients held at 1. float(ln 2) is off by only 1.9e-9, so
-// that one multiply-add reduces the argument.
+// 1.5 · 2²³: adding it to a float rounds to a whole number, which then stands in the low bits.
+inline constexpr float kRoundingMagic = 12582912.0f;
+
+// 2ⁿ·e^r, |r| ≤ ln 2 / 2, where `shifted` is n + kRoundingMagic: a polynomial of degree 6, minimax
+// in relative error (3e-9 before rounding) with the first two coefficients held at 1.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V exp_nonpositive(D d, V x) {
+HWY_INLINE V exp_of_reduced(D d, V shifted, V r) {
   const hn::RebindToSigned<D> di;
-  const V magic = hn::Set(d, 12582912.0f);  // 1.5 · 2²³: adding it rounds, the integer stands below
-  const V shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), magic);
-  const V n = hn::Sub(shifted, magic);
-  const V r = hn::NegMulAdd(n, hn::Set(d, 0.69314718055994531f), x);
   V p = hn::MulAdd(hn::Set(d, 0.0013814540579915047f), r, hn::Set(d, 0.00836874544620514f));
   p = hn::MulAdd(p, r, hn::Set(d, 0.04166838899254799f));
   p = hn::MulAdd(p, r, hn::Set(d, 0.1666652113199234f));
@@ -36,7 +31,20 @@ HWY_INLINE V exp_nonpositive(D d, V x) {
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)), hn::Set(di, 0x3F800000));
-  const V y = hn::Mul(p, hn::BitCast(d, power));
+  return hn::Mul(p, hn::BitCast(d, power));
+}
+
+// e^x for x ≤ 0, relative error below 3e-7; exactly 1 at 0, exactly 0 below −87.3 (where results
+// would be subnormal) and at −inf. NaN stays NaN, with a clear sign bit.
+//
+// x = n·ln 2 + r; float(ln 2) is off by only 1.9e-9, so that one multiply-add reduces the argument.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp_nonpositive(D d, V x) {
+  const V magic = hn::Set(d, kRoundingMagic);
+  const V shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), magic);
+  const V n = hn::Sub(shifted, magic);
+  const V r = hn::NegMulAdd(n, hn::Set(d, 0.69314718055994531f), x);
+  const V y = exp_of_reduced(d, shifted, r);
   return hn::Abs(hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), y));
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "attention/generate.h"
 #include "attention/tolerance.h"
 #include "foci/core/rng.h"
 #include "foci/core/threads.h"
@@ -202,15 +203,7 @@ AttentionOutputs at_once(const AttentionSpec& spec, const Setting& s, const Plan
   AttentionInputs in = s.tables;
   in.q = s.q, in.k = s.k, in.v = s.v;
   if (bias_align(spec) == Align::past) in.past_lengths = Tensor::zeros({s.q.dim(0)}, DType::i64);
-  const AttentionShape shape{.B = s.q.dim(0),
-                             .H = s.q.dim(1),
-                             .Hk = s.k.dim(1),
-                             .N = s.q.dim(2),
-                             .M = s.k.dim(2),
-                             .D = s.q.dim(3),
-                             .Dv = s.v.dim(3),
-                             .dtype = s.q.dtype()};
-  return Plan::make(spec, shape, options).bind(in).forward();
+  return Plan::make(spec, testing::shape_of(in), options).bind(in).forward();
 }
 
 void expect_rows(const AttentionOutputs& part, const AttentionOutputs& whole, int64_t at) {

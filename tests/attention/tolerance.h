@@ -15,6 +15,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <string>
 
 #include "foci/attention/plan.h"
 #include "foci/core/tensor.h"
@@ -62,5 +63,12 @@ Closeness closeness(const Tensor& actual, const Tensor& expected, double floor =
 
 // Bit for bit, NaN included.
 ::testing::AssertionResult same_bits(const Tensor& a, const Tensor& b);
+
+// The message of an AssertionResult that fails, with a name before it; empty where it holds.
+std::string failure(const std::string& name, const ::testing::AssertionResult& result);
+
+// Everything in which the bits of two results differ.
+std::string differing_bits(const AttentionOutputs& a, const AttentionOutputs& b);
+std::string differing_bits(const AttentionGradients& a, const AttentionGradients& b);
 
 }  // namespace foci::testing

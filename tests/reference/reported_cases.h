@@ -7,7 +7,6 @@
 #pragma once
 
 #include <functional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -15,11 +14,6 @@
 #include "foci/spec/spec.h"
 
 namespace foci::testing {
-
-// Thrown by an engine that does not serve a (valid) spec: the row is skipped.
-struct Unserved : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // Whatever computes attention. Every function throws ArgumentError for bad arguments.
 struct Engine {
@@ -43,7 +37,7 @@ std::vector<ReportedCase> reported_cases();
 Engine reference_engine();
 
 // Registers every row as a test SUITE_suffix.NAME; call it while static variables are made. The
-// factory runs inside each test; rows that throw Unserved are skipped.
+// factory runs inside each test.
 void register_reported_tests(const std::string& suffix, const std::function<Engine()>& factory);
 
 }  // namespace foci::testing

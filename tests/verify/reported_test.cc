@@ -1,9 +1,8 @@
 // The table of reported cases and fixed numbers on every implementation and SIMD target, as
-// Reported_fused_avx2.Row14_PaddingAndCausal and so on. Rows that an implementation does not serve
-// are skipped; `plain` serves all.
+// Reported_fused_avx2.Row14_PaddingAndCausal and so on.
 #include <numeric>
-#include <optional>
 
+#include "attention/generate.h"
 #include "foci/attention/plan.h"
 #include "reference/reported_cases.h"
 
@@ -11,22 +10,7 @@ namespace foci::testing {
 namespace {
 
 Bound bind(const AttentionSpec& spec, const AttentionInputs& in, const PlanOptions& options) {
-  const AttentionShape shape{.B = in.q.dim(0),
-                             .H = in.q.dim(1),
-                             .Hk = in.k.dim(1),
-                             .N = in.q.dim(2),
-                             .M = in.k.dim(2),
-                             .D = in.q.dim(3),
-                             .Dv = in.v.dim(3),
-                             .dtype = in.q.dtype()};
-  (void)Plan::make(spec, shape, {.target = options.target});  // refuses what is invalid
-  std::optional<Plan> plan;
-  try {
-    plan = Plan::make(spec, shape, options);
-  } catch (const ArgumentError& e) {
-    throw Unserved(e.what());
-  }
-  return plan->bind(in);
+  return Plan::make(spec, shape_of(in), options).bind(in);
 }
 
 // Backward needs the statistics whose gradients arrive.

@@ -37,9 +37,8 @@ HWY_INLINE int64_t panel_floats(int64_t depth) {
 // place of a larger one, or a NaN, something finite.
 inline HWY_NOINLINE RowSize exponentials(const float* x, int64_t n, float* to) {
   const DF d;
-  const DI di;
   const int64_t L = lanes();
-  const VF limit = hn::Set(d, kExpLimit), magic = hn::Set(d, 12582912.0f);
+  const VF limit = hn::Set(d, kExpLimit), magic = hn::Set(d, kRoundingMagic);
   bool wide = false, small = true;
   for (int64_t i = 0; i < n; i += L) {
     const auto count = static_cast<size_t>(HWY_MIN(L, n - i));
@@ -54,15 +53,7 @@ inline HWY_NOINLINE RowSize exponentials(const float* x, int64_t n, float* to) {
     const VF k = hn::Sub(shifted, magic);
     VF r = hn::NegMulAdd(k, hn::Set(d, 0.693359375f), v);
     r = hn::NegMulAdd(k, hn::Set(d, -2.1219444e-4f), r);
-    VF p = hn::MulAdd(hn::Set(d, 0.0013814540579915047f), r, hn::Set(d, 0.00836874544620514f));
-    p = hn::MulAdd(p, r, hn::Set(d, 0.04166838899254799f));
-    p = hn::MulAdd(p, r, hn::Set(d, 0.1666652113199234f));
-    p = hn::MulAdd(p, r, hn::Set(d, 0.4999999403953552f));
-    p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-    p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-    const auto power =
-        hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)), hn::Set(di, 0x3F800000));
-    store_first(hn::Mul(p, hn::BitCast(d, power)), d, count, to + i);
+    store_first(exp_of_reduced(d, shifted, r), d, count, to + i);
   }
   return wide ? RowSize::wide : (small ? RowSize::small : RowSize::usual);
 }

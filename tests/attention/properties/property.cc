@@ -151,32 +151,8 @@ void check_property(const Domain& domain, int cases, const Property& property) {
   ADD_FAILURE() << text.str();
 }
 
-std::string failure(const std::string& name, const ::testing::AssertionResult& result) {
-  return result ? "" : name + ": " + result.message() + "\n";
-}
-
 Bound bind_fused(const AttentionSpec& spec, const AttentionInputs& in, SimdTarget target) {
   return Plan::make(spec, shape_of(in), {Implementation::fused, target}).bind(in);
-}
-
-std::string differing_bits(const AttentionOutputs& a, const AttentionOutputs& b) {
-  return failure("y", same_bits(a.y, b.y)) +
-         failure("row_stat", same_bits(a.row_stat, b.row_stat)) +
-         failure("entropy", same_bits(a.entropy, b.entropy)) +
-         failure("max_weight", same_bits(a.max_weight, b.max_weight)) +
-         failure("max_key", same_bits(a.max_key, b.max_key)) +
-         failure("support", same_bits(a.support, b.support)) +
-         failure("coverage", same_bits(a.coverage, b.coverage));
-}
-
-std::string differing_bits(const AttentionGradients& a, const AttentionGradients& b) {
-  return failure("dq", same_bits(a.dq, b.dq)) + failure("dk", same_bits(a.dk, b.dk)) +
-         failure("dv", same_bits(a.dv, b.dv)) + failure("dbias", same_bits(a.dbias, b.dbias)) +
-         failure("dslopes", same_bits(a.dslopes, b.dslopes)) +
-         failure("dtable1d", same_bits(a.dtable1d, b.dtable1d)) +
-         failure("dtable2d", same_bits(a.dtable2d, b.dtable2d)) +
-         failure("dscore_w", same_bits(a.dscore_w, b.dscore_w)) +
-         failure("dscale", same_bits(a.dscale, b.dscale));
 }
 
 }  // namespace foci::testing

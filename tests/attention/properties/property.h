@@ -39,13 +39,6 @@ using Property = std::function<std::string(const Recipe&, SimdTarget)>;
 // GoogleTest with the shrunk recipe and its spec.
 void check_property(const Domain& domain, int cases, const Property& property);
 
-// The message of an AssertionResult that fails, with a name before it; empty where it holds.
-std::string failure(const std::string& name, const ::testing::AssertionResult& result);
-
 Bound bind_fused(const AttentionSpec& spec, const AttentionInputs& in, SimdTarget target);
-
-// Everything in which the bits of two results differ.
-std::string differing_bits(const AttentionOutputs& a, const AttentionOutputs& b);
-std::string differing_bits(const AttentionGradients& a, const AttentionGradients& b);
 
 }  // namespace foci::testing
