@@ -2,9 +2,9 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "foci/cli/build_info.h"
 #include "foci/cli/json_text.h"
 #include "foci/cli/verb.h"
 #include "foci/core/threads.h"
@@ -17,17 +17,6 @@ namespace {
 using measure::AttentionJob;
 using measure::AttentionReport;
 using measure::AttentionRow;
-
-std::string processor_name() {
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) {
-      return line.substr(colon + 2);
-    }
-  }
-  return "unknown";
-}
 
 // "B,H,Hk,N,M,D,Dv"
 AttentionShape parse_shape(const std::string& text) {

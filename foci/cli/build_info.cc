@@ -11,6 +11,7 @@
 #include <zlib.h>
 
 #include <CLI/Version.hpp>
+#include <fstream>
 #include <nlohmann/detail/abi_macros.hpp>
 
 #include "foci/core/simd_target.h"
@@ -30,6 +31,17 @@ std::vector<std::string> names(const std::vector<SimdTarget>& targets) {
 }
 
 }  // namespace
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) {
+      return line.substr(colon + 2);
+    }
+  }
+  return "unknown";
+}
 
 std::string program_version() {
   return FOCI_VERSION;

@@ -18,6 +18,7 @@
 namespace foci::cli {
 
 std::unique_ptr<Verb> make_bench_attention();
+std::unique_ptr<Verb> make_bench_train();
 std::unique_ptr<Verb> make_classify();
 std::unique_ptr<Verb> make_demo();
 std::unique_ptr<Verb> make_inspect();
@@ -35,6 +36,8 @@ constexpr VerbEntry kVerbs[] = {
     {"inspect", "Show where a trained model looks in pictures, as a report", make_inspect},
     {"bench attention", "Measure attention for any spec and shape, against the machine's peak",
      make_bench_attention},
+    {"bench train", "Measure training steps, by operator too, against the machine's peak",
+     make_bench_train},
     {"verify", "Check the attention engine against case files", make_verify},
     {"version", "Say what this program was built from and what it runs on", make_version},
 };

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "foci/autograd/elementwise.h"
+#include "foci/autograd/profile.h"
 
 namespace foci::nn {
 namespace {
@@ -51,6 +52,7 @@ Tensor FlatParameters::part(const Tensor& flat, size_t i) const {
 }
 
 void FlatParameters::zero_grads() {
+  const ProfileScope timed(Operator::optimiser, Pass::backward);
   std::memset(grads_.raw(), 0, grads_.nbytes());
 }
 
@@ -70,6 +72,7 @@ AdamW::AdamW(FlatParameters& parameters, const AdamWConfig& config)
 }
 
 double AdamW::step(double learning_rate, double max_norm) {
+  const ProfileScope timed(Operator::optimiser, Pass::backward);
   const double norm = parameters_.grad_norm();
   if (!std::isfinite(norm)) return norm;
   ++steps_;

@@ -1,4 +1,4 @@
-"""foci bench attention: what it prints, what it refuses, how it ends."""
+"""foci bench attention and train: what they print, what they refuse, how they end."""
 import json
 import os
 import signal
@@ -75,6 +75,21 @@ class Bench(program.ProgramTest):
             self.refused("bench", "attention", *SMALL, *words, says=says, code=2)
         self.refused("bench", says="attention", code=2)
         self.refused("bench", "attentoin", says="did you mean attention?", code=2)
+
+    def test_training_steps(self):
+        r = json.loads(self.ok("bench", "train", "--seconds", "0.01", "--profile", "--json",
+                               "--threads", "2"))
+        (w,) = r["workloads"]
+        self.assertEqual(w["workload"], "vit-demo")
+        self.assertGreaterEqual(w["steps"], 5)
+        self.assertGreater(w["share_of_peak"], 0)
+        self.assertAlmostEqual(sum(row["share"] for row in w["profile"]), 1)
+        text = self.ok("bench", "train", "--seconds", "0.01", "--profile", "--threads", "1")
+        for words in ("vit-demo", "1 threads", "% of peak", "linear", "optimiser", "other"):
+            self.assertIn(words, text)
+        for words, says in ((["--workload", "vit"], "--workload: 'vit' given, there are vit-demo"),
+                            (["--seconds", "0"], "--seconds")):
+            self.refused("bench", "train", *words, says=says, code=2)
 
     def test_memory_that_is_not_to_be_had(self):
         self.refused("bench", "attention", "--shape", "1,1,1,1000000,1000000,64,64", says="memory",

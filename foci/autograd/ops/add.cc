@@ -1,18 +1,21 @@
 // a + b and scale · x. Backward: dy goes to both; dx = scale · dy.
 #include "foci/autograd/elementwise.h"
 #include "foci/autograd/ops.h"
+#include "foci/autograd/profile.h"
 
 namespace foci::ops {
 
 template <class T>
 Var<T> add(Tape<T>& tape, const Var<T>& a, const Var<T>& b) {
   require(a.shape() == b.shape(), "add: shapes {} and {}", a.shape().str(), b.shape().str());
+  const ProfileScope timed(Operator::add, Pass::forward);
   const Tensor x = a.value().contiguous(), z = b.value().contiguous();
   Tensor y = Tensor::empty(a.shape(), dtype_v<T>);
   foci::add<T>(y.numel(), x.data<T>(), z.data<T>(), y.data<T>());
   Var<T> out = tape.result(y, {&a, &b});
   if (!out.needs_grad()) return out;
   tape.record({out}, [da = a.slot(), db = b.slot(), self = out.slot()] {
+    const ProfileScope back(Operator::add, Pass::backward);
     if (da) da->add(self->grad, false);
     if (db) db->add(self->grad, false);
   });

@@ -7,6 +7,7 @@
 #include "foci/autograd/elementwise.h"
 #include "foci/autograd/ops.h"
 #include "foci/autograd/ops/attention_f64.h"
+#include "foci/autograd/profile.h"
 
 namespace foci::ops {
 namespace {
@@ -34,6 +35,7 @@ struct FloatEngine {
                               .Dv = in.v.dim(3)})
                 .bind(in)};
   }
+  double visible_pairs() const { return static_cast<double>(bound.visible_pairs()); }
   void forward(AttentionOutputs& out) const { bound.forward(out); }
   AttentionGradients backward(const AttentionOutputs& saved, const AttentionUpstream& up,
                               const AttentionWanted& wanted) const {
@@ -52,6 +54,7 @@ struct DoubleEngine {
     validate(spec);
     return {spec, in};
   }
+  double visible_pairs() const { return 0; }  // nobody measures the plain loop
   void forward(AttentionOutputs& out) const { attention_f64_forward(spec, in, out); }
   AttentionGradients backward(const AttentionOutputs& saved, const AttentionUpstream& up,
                               const AttentionWanted&) const {
@@ -133,7 +136,11 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
     }
   }
 
+  ProfileScope timed(Operator::attention, Pass::forward);
   const Engine<T> engine = Engine<T>::make(spec, in);
+  const double pairs = timed.on() ? engine.visible_pairs() : 0;
+  const double D = static_cast<double>(q.dim(2) / H), Dv_ = static_cast<double>(Dv);
+  timed.add_flops(2 * pairs * (D + Dv_));
   AttentionOutputs out;
   Tensor y = Tensor::empty({B, N, H * Dv}, dtype_v<T>);
   out.y = split_heads(y, H, H);
@@ -165,12 +172,13 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
   wanted.score_w = a.score_w.needs_grad();
   wanted.scale = a.scale.needs_grad();
   tape.record({result.y, result.row_stat, result.entropy, result.coverage, result.max_weight},
-              [engine, out, wanted, H, Hk, value_heads, y_slot = result.y.slot(),
-               stat = result.row_stat.slot(), entropy = result.entropy.slot(),
-               coverage = result.coverage.slot(), max_weight = result.max_weight.slot(),
-               dq = q.slot(), dk = k.slot(), dv = v.slot(), dbias = a.bias.slot(),
-               dslopes = a.slopes.slot(), dtable1d = a.table1d.slot(), dtable2d = a.table2d.slot(),
-               dscore_w = a.score_w.slot(), dscale = a.scale.slot()] {
+              [engine, out, wanted, back_flops = 2 * pairs * (3 * D + 2 * Dv_), H, Hk, value_heads,
+               y_slot = result.y.slot(), stat = result.row_stat.slot(),
+               entropy = result.entropy.slot(), coverage = result.coverage.slot(),
+               max_weight = result.max_weight.slot(), dq = q.slot(), dk = k.slot(), dv = v.slot(),
+               dbias = a.bias.slot(), dslopes = a.slopes.slot(), dtable1d = a.table1d.slot(),
+               dtable2d = a.table2d.slot(), dscore_w = a.score_w.slot(), dscale = a.scale.slot()] {
+                const ProfileScope back(Operator::attention, Pass::backward, back_flops);
                 AttentionUpstream up;
                 if (y_slot->has()) up.dy = split_heads(y_slot->grad, H, H);
                 up.drow_stat = stat->grad;

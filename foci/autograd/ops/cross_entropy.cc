@@ -6,6 +6,7 @@
 
 #include "foci/autograd/elementwise.h"
 #include "foci/autograd/ops.h"
+#include "foci/autograd/profile.h"
 #include "foci/core/simd_target.h"
 #include "foci/kernels/dense.h"
 
@@ -45,6 +46,7 @@ Var<T> softmax_cross_entropy(Tape<T>& tape, const Var<T>& logits, std::vector<in
           logits.shape().str(), labels.size());
   require(smoothing >= 0 && smoothing <= 1, "label smoothing: {} given, it lies in [0, 1]",
           smoothing);
+  const ProfileScope timed(Operator::loss, Pass::forward);
   const int64_t rows = logits.dim(0), classes = logits.dim(1);
   require(rows > 0, "softmax_cross_entropy: no rows, so no mean loss");
   for (int64_t label : labels) {
@@ -62,6 +64,7 @@ Var<T> softmax_cross_entropy(Tape<T>& tape, const Var<T>& logits, std::vector<in
       tape.result(Tensor::full({1}, sum / static_cast<double>(rows), dtype_v<T>), {&logits});
   if (!out.needs_grad()) return out;
   tape.record({out}, [dlogits, dx = logits.slot(), self = out.slot()] {
+    const ProfileScope back(Operator::loss, Pass::backward);
     const T up = self->grad.template data<T>()[0];
     if (up == T{1}) {
       dx->add(dlogits, true);

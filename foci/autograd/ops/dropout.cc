@@ -1,5 +1,6 @@
 // y = x ∘ kept / (1 − p). Backward multiplies dy by the same factors, drawn again, not stored.
 #include "foci/autograd/ops.h"
+#include "foci/autograd/profile.h"
 
 #include <algorithm>
 #include "foci/core/rng.h"
@@ -41,9 +42,11 @@ template <class T>
 Var<T> dropout(Tape<T>& tape, const Var<T>& x, double p, uint64_t seed, uint64_t stream) {
   const uint32_t threshold = dropout_threshold(p);
   if (threshold == 0) return x;
+  const ProfileScope timed(Operator::dropout, Pass::forward);
   Var<T> out = tape.result(dropped<T>(x.value(), threshold, seed, stream), {&x});
   if (!out.needs_grad()) return out;
   tape.record({out}, [threshold, seed, stream, dx = x.slot(), self = out.slot()] {
+    const ProfileScope back(Operator::dropout, Pass::backward);
     dx->add(dropped<T>(self->grad, threshold, seed, stream), true);
   });
   return out;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "foci/autograd/ops.h"
+#include "foci/autograd/profile.h"
 #include "foci/autograd/rows.h"
 #include "foci/core/simd_target.h"
 #include "foci/kernels/dense.h"
@@ -59,6 +60,7 @@ void backward(int64_t rows, int64_t c, const double* x, const double* gamma, con
 template <class T>
 Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var<T>& beta,
                   double eps) {
+  const ProfileScope timed(Operator::layer_norm, Pass::forward);
   const Tensor in = x.value().contiguous();
   const int64_t c = in.dim(-1);
   require(c > 0 && gamma.shape() == Dims{c} && beta.shape() == Dims{c},
@@ -73,6 +75,7 @@ Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var
   if (!out.needs_grad()) return out;
   tape.record({out}, [in, mean, rstd, rows, c, g = gamma.value(), dx_slot = x.slot(),
                       dgamma = gamma.slot(), dbeta = beta.slot(), self = out.slot()] {
+    const ProfileScope back(Operator::layer_norm, Pass::backward);
     Tensor dx = Tensor::empty(in.shape(), dtype_v<T>);
     Tensor dg = dgamma ? dgamma->buffer() : Tensor::zeros({c}, dtype_v<T>);
     Tensor db = dbeta ? dbeta->buffer() : Tensor::zeros({c}, dtype_v<T>);

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "foci/autograd/ops.h"
+#include "foci/autograd/profile.h"
 #include "foci/autograd/rows.h"
 #include "foci/core/simd_target.h"
 #include "foci/kernels/dense.h"
@@ -118,6 +119,8 @@ Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bia
   require(!bias.defined() || bias.shape() == Dims{outputs},
           "linear: bias of shape {} for {} outputs", bias.defined() ? bias.shape().str() : "",
           outputs);
+  const double flops = 2.0 * static_cast<double>(rows.count * inputs * outputs);
+  const ProfileScope timed(Operator::linear, Pass::forward, flops);
   Tensor y = Tensor::empty(with_last(x.shape(), outputs), dtype_v<T>);
   Var<T> out = tape.result(y, {&x, &w, &bias});
   Tensor pre;  // what the activation's slope is computed from
@@ -131,9 +134,12 @@ Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bia
   if (activation == Activation::relu) pre = y;
 
   tape.record({out}, [rows, pre, activation, weight = w.value(), in = x.slot(), dw = w.slot(),
-                      db = bias.slot(), self = out.slot(), outputs, inputs] {
+                      db = bias.slot(), self = out.slot(), outputs, inputs, flops] {
+    const ProfileScope back(Operator::linear, Pass::backward,
+                            flops * ((dw || db) + (in != nullptr)));
     Tensor g = self->grad;
     if (pre.defined()) {
+      const ProfileScope slope(Operator::activation, Pass::backward);
       g = Tensor::empty(g.shape(), dtype_v<T>);
       activation_backward(activation, g.numel(), pre.data<T>(), self->grad.template data<T>(),
                           g.data<T>());

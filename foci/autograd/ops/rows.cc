@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "foci/autograd/ops.h"
+#include "foci/autograd/profile.h"
 #include "foci/core/threads.h"
 
 namespace foci::ops {
@@ -29,6 +30,7 @@ void for_row_blocks(int64_t rows, const std::function<void(int64_t)>& row_task) 
 
 template <class T>
 Var<T> gather_rows(Tape<T>& tape, const Var<T>& table, std::vector<int64_t> rows) {
+  const ProfileScope timed(Operator::rows, Pass::forward);
   check_table(table.shape(), "gather_rows");
   const int64_t have = table.dim(0), c = table.dim(1);
   for (int64_t r : rows) {
@@ -45,6 +47,7 @@ Var<T> gather_rows(Tape<T>& tape, const Var<T>& table, std::vector<int64_t> rows
   Var<T> out = tape.result(y, {&table});
   if (!out.needs_grad()) return out;
   tape.record({out}, [rows = std::move(rows), n, c, slot = table.slot(), self = out.slot()] {
+    const ProfileScope back(Operator::rows, Pass::backward);
     const Tensor buffer = slot->buffer();
     const int64_t stride = buffer.stride(0), step = buffer.stride(1);
     T* const into = buffer.data<T>();
@@ -59,6 +62,7 @@ Var<T> gather_rows(Tape<T>& tape, const Var<T>& table, std::vector<int64_t> rows
 
 template <class T>
 Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix) {
+  const ProfileScope timed(Operator::rows, Pass::forward);
   check_table(table.shape(), "mix_rows");
   const int64_t have = table.dim(0), c = table.dim(1);
   const auto taps = static_cast<int64_t>(mix.row.size());
@@ -87,6 +91,7 @@ Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix) {
   Var<T> out = tape.result(y, {&table});
   if (!out.needs_grad()) return out;
   tape.record({out}, [mix = std::move(mix), n, c, slot = table.slot(), self = out.slot()] {
+    const ProfileScope back(Operator::rows, Pass::backward);
     const Tensor buffer = slot->buffer();
     const int64_t stride = buffer.stride(0), step = buffer.stride(1);
     T* const into = buffer.data<T>();
@@ -104,6 +109,7 @@ Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix) {
 
 template <class T>
 Var<T> segment_mean(Tape<T>& tape, const Var<T>& x, std::vector<int64_t> offsets) {
+  const ProfileScope timed(Operator::rows, Pass::forward);
   check_table(x.shape(), "segment_mean");
   require(!offsets.empty() && offsets.front() == 0 && offsets.back() == x.dim(0),
           "segment_mean: {} offsets for {} rows; they go from 0 to the number of rows",
@@ -128,6 +134,7 @@ Var<T> segment_mean(Tape<T>& tape, const Var<T>& x, std::vector<int64_t> offsets
   Var<T> out = tape.result(y, {&x});
   if (!out.needs_grad()) return out;
   tape.record({out}, [offsets = std::move(offsets), n, c, slot = x.slot(), self = out.slot()] {
+    const ProfileScope back(Operator::rows, Pass::backward);
     Tensor dx = Tensor::empty(slot->shape, dtype_v<T>);
     T* const into = dx.data<T>();
     const T* const dy = self->grad.template data<T>();

@@ -1,5 +1,6 @@
 // slice and reshape: views that share memory and gradient with their input. concat: a copy.
 #include "foci/autograd/ops.h"
+#include "foci/autograd/profile.h"
 
 namespace foci::ops {
 
@@ -15,6 +16,7 @@ Var<T> reshape(Tape<T>& tape, const Var<T>& x, const Dims& shape) {
     return tape.view(
         x, [to](const Tensor& t) { return t.reshape(to); }, true);
   }
+  const ProfileScope timed(Operator::copy, Pass::forward);
   Var<T> out = tape.result(x.value().clone().reshape(shape), {&x});
   if (!out.needs_grad()) return out;
   tape.record(
@@ -41,6 +43,7 @@ Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim) {
             p.shape().str(), d);
     needed = needed || p.needs_grad();
   }
+  const ProfileScope timed(Operator::copy, Pass::forward);
   Tensor y = Tensor::empty(shape, dtype_v<T>);
   int64_t at = 0;
   for (const Var<T>& p : parts) {
@@ -56,6 +59,7 @@ Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim) {
     sizes.push_back(p.dim(d));
   }
   tape.record({out}, [slots, sizes, d, self = out.slot()] {
+    const ProfileScope back(Operator::copy, Pass::backward);
     int64_t begin = 0;
     for (size_t i = 0; i < slots.size(); ++i) {
       if (slots[i]) slots[i]->add(self->grad.slice(d, begin, begin + sizes[i]), false);

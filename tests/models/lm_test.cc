@@ -1,0 +1,138 @@
+// The causal language model: packed against one by one, causality, gradients, what it refuses.
+#include "foci/models/lm/lm.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/gradient_check.h"
+
+namespace foci {
+namespace {
+
+using testing::random_tensor;
+
+LmConfig small(bool tied) {
+  return {.vocabulary = 11,
+          .max_length = 9,
+          .width = 12,
+          .layers = 2,
+          .heads = 3,
+          .feed_forward = 20,
+          .tied = tied};
+}
+
+const std::vector<int64_t> kIds = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 10, 7, 0};
+const std::vector<int64_t> kLengths = {4, 1, 7, 3};
+
+template <class T>
+Tensor logits_of(Lm<T>& model, const std::vector<int64_t>& ids,
+                 const std::vector<int64_t>& lengths) {
+  Tape<T> tape(false);
+  nn::Context<T> context{tape};
+  return model.forward(context, ids, lengths).value();
+}
+
+TEST(LmTest, PackedEqualsOneByOneBitForBit) {
+  for (bool tied : {true, false}) {
+    Lm<float> model(small(tied));
+    model.reset(3);
+    const Tensor packed = logits_of(model, kIds, kLengths);
+    ASSERT_EQ(packed.shape(), (Dims{15, 11}));
+    int64_t at = 0;
+    for (const int64_t n : kLengths) {
+      const Tensor alone = logits_of(model, {kIds.begin() + at, kIds.begin() + at + n}, {n});
+      for (int64_t i = 0; i < n * 11; ++i) {
+        EXPECT_EQ(alone.span<float>()[i], packed.span<float>()[at * 11 + i]);
+      }
+      at += n;
+    }
+    // Texts of one length take another path: no segments.
+    const Tensor even = logits_of(model, kIds, {5, 5, 5});
+    const Tensor second = logits_of(model, {kIds.begin() + 5, kIds.begin() + 10}, {5});
+    for (int64_t i = 0; i < 55; ++i) {
+      EXPECT_EQ(even.span<float>()[55 + i], second.span<float>()[i]);
+    }
+  }
+}
+
+TEST(LmTest, SeesNoLaterToken) {
+  Lm<float> model(small(true));
+  model.reset(3);
+  const Tensor before = logits_of(model, kIds, {6, 9});
+  std::vector<int64_t> changed = kIds;
+  changed[10] = 0;
+  const Tensor after = logits_of(model, changed, {6, 9});
+  for (int64_t r = 0; r < 15; ++r) {
+    bool same = true;
+    for (int64_t c = 0; c < 11; ++c) same &= before.at<float>(r, c) == after.at<float>(r, c);
+    EXPECT_EQ(same, r < 10) << r;
+  }
+}
+
+TEST(LmTest, FloatFollowsDouble) {
+  for (bool tied : {true, false}) {
+    Lm<double> exact(small(tied));
+    exact.reset(3);
+    Lm<float> single(small(tied));
+    nn::copy_parameters(exact, single);
+    EXPECT_LT(
+        testing::difference(logits_of(single, kIds, kLengths), logits_of(exact, kIds, kLengths)),
+        2e-5);
+  }
+}
+
+// Along one random direction through all parameters at once; the tied table is used twice.
+TEST(LmTest, GradientsByFiniteDifferences) {
+  for (bool tied : {true, false}) {
+    Lm<double> model(small(tied));
+    model.reset(3);
+    const auto loss_of = [&](Tape<double>& tape) {
+      nn::Context<double> context{tape};
+      return ops::softmax_cross_entropy(tape, model.forward(context, kIds, kLengths), kIds, 0.1);
+    };
+    Tape<double> tape;
+    tape.backward(loss_of(tape));
+    const auto parameters = model.parameters();
+    std::vector<Tensor> kept, directions;
+    double slope = 0;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      ASSERT_TRUE(parameters[i]->grad.defined()) << parameters[i]->name;
+      kept.push_back(parameters[i]->value.clone());
+      directions.push_back(random_tensor(kept[i].shape(), 50 + i, 0.1));
+      for (int64_t j = 0; j < kept[i].numel(); ++j) {
+        slope += parameters[i]->grad.span<double>()[j] * directions[i].span<double>()[j];
+      }
+    }
+    double sides[2];
+    const double h = 1e-6;
+    for (int s : {0, 1}) {
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        for (int64_t j = 0; j < kept[i].numel(); ++j) {
+          parameters[i]->value.span<double>()[j] =
+              kept[i].span<double>()[j] + (s ? -h : h) * directions[i].span<double>()[j];
+        }
+      }
+      Tape<double> off(false);
+      sides[s] = loss_of(off).value().item();
+    }
+    const double want = (sides[0] - sides[1]) / (2 * h);
+    EXPECT_NEAR(slope, want, 1e-6 * std::max(1.0, std::abs(want)));
+  }
+}
+
+TEST(LmTest, RefusesWhatMakesNoSense) {
+  Lm<float> model(small(true));
+  model.reset(1);
+  EXPECT_THROW(logits_of(model, {1, 2}, {3}), ArgumentError);
+  EXPECT_THROW(logits_of(model, {1, 11}, {2}), ArgumentError);
+  EXPECT_THROW(logits_of(model, std::vector<int64_t>(10, 1), {10}), ArgumentError);
+  EXPECT_THROW(logits_of(model, {}, {}), ArgumentError);
+  LmConfig bad = small(true);
+  bad.heads = 5;
+  EXPECT_THROW(Lm<float>{bad}, ArgumentError);
+}
+
+}  // namespace
+}  // namespace foci
