@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "foci/kernels/math-inl.h"
 #include "foci/kernels/transpose-inl.h"
@@ -56,11 +57,42 @@ HWY_INLINE VF max_of_scores(VF s, VF m) {
 #endif
 }
 
+// x in memory, where the compiler must fetch it anew: a constant that is needed after a loop alone
+// would otherwise hold one of its registers, of which AVX2 has none to spare.
+HWY_INLINE VF broadcast_late(float& x) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  asm volatile("" : "+m"(x));
+#endif
+  return hn::Set(DF(), x);
+}
+
+// Calls f(std::integral_constant<int, R>, at) for runs of R rows that cover [0, count) in order: R is
+// kMost as long as what is left after it is not awkward, then 4, then whatever is left. A single row
+// waits for its own multiply-adds, so that 8 rows are better taken as 4 and 4 than as 6, 1 and 1.
+template <int kMost, class F>
+HWY_INLINE void for_tiles(int64_t count, const F& f) {
+  int64_t at = 0;
+  for (; count - at >= kMost && !(kMost == 6 && count - at == 8); at += kMost) {
+    f(std::integral_constant<int, kMost>(), at);
+  }
+  for (; count - at >= 4; at += 4) f(std::integral_constant<int, 4>(), at);
+  switch (count - at) {
+    case 3:
+      return f(std::integral_constant<int, 3>(), at);
+    case 2:
+      return f(std::integral_constant<int, 2>(), at);
+    case 1:
+      return f(std::integral_constant<int, 1>(), at);
+    default:
+      return;
+  }
+}
+
 // ---- S = rows · panel -----------------------------------------------------------------------
 
 template <int R>
 HWY_INLINE void score_rows(int64_t depth, const float* HWY_RESTRICT rows, int64_t stride,
-                           const float* HWY_RESTRICT panel, float factor,
+                           const float* HWY_RESTRICT panel, float& factor,
                            float* HWY_RESTRICT strip) {
   const DF d;
   const int64_t L = lanes();
@@ -82,7 +114,7 @@ HWY_INLINE void score_rows(int64_t depth, const float* HWY_RESTRICT rows, int64_
       if (r % 3 == 2) base += 3 * stride;
     }
   }
-  const VF f = hn::Set(d, factor);
+  const VF f = broadcast_late(factor);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     hn::Store(hn::Mul(acc0[r], f), d, strip + r * W);
@@ -96,15 +128,9 @@ inline HWY_NOINLINE void score_strip(int64_t count, int64_t depth, const float* 
                                      int64_t stride, const float* panel, float factor,
                                      float* strip) {
   const int64_t W = strip_width();
-  int64_t j = 0;
-  for (; j + kTileRows <= count; j += kTileRows) {
-    score_rows<kTileRows>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
-  }
-  for (; j + 4 <= count; j += 4) {
-    score_rows<4>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
-  }
-  for (; j < count; ++j)
-    score_rows<1>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
+  for_tiles<kTileRows>(count, [&](auto tile, int64_t j) HWY_ATTR {
+    score_rows<tile>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
+  });
 }
 
 // ---- out += rowsᵀ · strip -------------------------------------------------------------------
@@ -158,16 +184,9 @@ HWY_NOINLINE void gather_strip_as(int64_t count, int64_t depth, const float* row
   const int64_t W = strip_width();
   // 8 rows divide the usual head sizes and still fill AVX-512's pipes.
   constexpr int kRows = kTileRows == 12 ? 8 : kTileRows;
-  int64_t i = 0;
-  for (; i + kRows <= depth; i += kRows) {
-    gather_rows<kRows, kCareful>(count, rows + i, stride, strip, weights, out + i * W);
-  }
-  for (; i + 4 <= depth; i += 4) {
-    gather_rows<4, kCareful>(count, rows + i, stride, strip, weights, out + i * W);
-  }
-  for (; i < depth; ++i) {
-    gather_rows<1, kCareful>(count, rows + i, stride, strip, weights, out + i * W);
-  }
+  for_tiles<kRows>(depth, [&](auto tile, int64_t i) HWY_ATTR {
+    gather_rows<tile, kCareful>(count, rows + i, stride, strip, weights, out + i * W);
+  });
 }
 
 // out [depth][W] += rows [count, depth]ᵀ · strip [count][W]. In careful mode entries whose weight
@@ -232,34 +251,34 @@ HWY_INLINE void scatter_rows(const StripSet& set, int64_t offset, const float* H
   }
 }
 
-template <int C, bool kCareful>
+// With or without an index at compile time: a compiler that turns the choice into masked loads from
+// a null pointer makes the processor suppress a fault for each of them.
+template <int C, bool kCareful, bool kIndexed>
 HWY_INLINE void scatter_columns(const StripSet& set, int64_t count, const int32_t* index,
                                 const float* x, int64_t x_stride, float* out, int64_t out_stride) {
   const int64_t W = strip_width();
-  const auto row_of = [&](int64_t j) { return out + (index ? index[j] : j) * out_stride; };
-  int64_t j = 0;
-  for (; j + kTileRows <= count; j += kTileRows) {
-    float* rows[kTileRows];
-    for (int r = 0; r < kTileRows; ++r) rows[r] = row_of(j + r);
-    scatter_rows<kTileRows, C, kCareful>(set, j * W, x, x_stride, rows);
-  }
-  for (; j < count; ++j) {
-    float* rows[1] = {row_of(j)};
-    scatter_rows<1, C, kCareful>(set, j * W, x, x_stride, rows);
-  }
+  const auto row_of = [&](int64_t j) {
+    if constexpr (kIndexed) return out + index[j] * out_stride;
+    return out + j * out_stride;
+  };
+  for_tiles<kTileRows>(count, [&](auto tile, int64_t j) HWY_ATTR {
+    float* rows[tile];
+    for (int r = 0; r < tile; ++r) rows[r] = row_of(j + r);
+    scatter_rows<tile, C, kCareful>(set, j * W, x, x_stride, rows);
+  });
 }
 
-template <bool kCareful>
+template <bool kCareful, bool kIndexed>
 HWY_NOINLINE void scatter_strips_as(const StripSet& set, int64_t count, const int32_t* index,
                                     int64_t depth, const float* x, int64_t x_stride, float* out,
                                     int64_t out_stride) {
   const int64_t L = lanes();
   int64_t c = 0;
   for (; c + 2 * L <= depth; c += 2 * L) {
-    scatter_columns<2, kCareful>(set, count, index, x + c, x_stride, out + c, out_stride);
+    scatter_columns<2, kCareful, kIndexed>(set, count, index, x + c, x_stride, out + c, out_stride);
   }
   for (; c < depth; c += L) {
-    scatter_columns<1, kCareful>(set, count, index, x + c, x_stride, out + c, out_stride);
+    scatter_columns<1, kCareful, kIndexed>(set, count, index, x + c, x_stride, out + c, out_stride);
   }
 }
 
@@ -268,10 +287,17 @@ HWY_NOINLINE void scatter_strips_as(const StripSet& set, int64_t count, const in
 HWY_INLINE void scatter_strips(bool careful, const StripSet& set, int64_t count,
                                const int32_t* index, int64_t depth, const float* x,
                                int64_t x_stride, float* out, int64_t out_stride) {
-  if (careful) {
-    scatter_strips_as<true>(set, count, index, depth, x, x_stride, out, out_stride);
+  const auto as = [&](auto indexed) {
+    if (careful) {
+      scatter_strips_as<true, indexed>(set, count, index, depth, x, x_stride, out, out_stride);
+    } else {
+      scatter_strips_as<false, indexed>(set, count, index, depth, x, x_stride, out, out_stride);
+    }
+  };
+  if (index != nullptr) {
+    as(std::true_type());
   } else {
-    scatter_strips_as<false>(set, count, index, depth, x, x_stride, out, out_stride);
+    as(std::false_type());
   }
 }
 
