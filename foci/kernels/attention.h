@@ -17,11 +17,12 @@ namespace foci::kernels {
 // Bits of one lane mask; no target has more lanes than that in a strip.
 inline constexpr int kMaxLanes = 32;
 
-// Keys per online block. A block starts at a multiple of this from the sequence's first key, so
-// that a row sees the same blocks wherever its strip begins. 512 keys × 32 lanes is 64 KB of strip.
-inline constexpr int64_t kKeyBlock = 512;
+// Keys per online block: a multiple of every target's tile of keys (6 and 12), so that blocks leave
+// no rows over. A block starts at a multiple of this from the sequence's first key, so that a row
+// sees the same blocks wherever its strip begins. 528 keys × 32 lanes is 66 KB of strip.
+inline constexpr int64_t kKeyBlock = 528;
 // Backward holds two strips (weights and score gradients) for each of up to kMaxStrips.
-inline constexpr int64_t kBackwardBlock = 128;
+inline constexpr int64_t kBackwardBlock = 144;
 inline constexpr int kMaxStrips = 3;
 // Queries that forward_narrow takes at once.
 inline constexpr int kNarrowRows = 8;

@@ -66,9 +66,10 @@ HWY_INLINE VF broadcast_late(float& x) {
   return hn::Set(DF(), x);
 }
 
-// Calls f(std::integral_constant<int, R>, at) for runs of R rows that cover [0, count) in order: R is
-// kMost as long as what is left after it is not awkward, then 4, then whatever is left. A single row
-// waits for its own multiply-adds, so that 8 rows are better taken as 4 and 4 than as 6, 1 and 1.
+// Calls f(std::integral_constant<int, R>, at) for runs of R rows that cover [0, count) in order: R
+// is kMost as long as what is left after it is not awkward, then 4, then whatever is left. A single
+// row waits for its own multiply-adds, so that 8 rows are better taken as 4 and 4 than as 6, 1
+// and 1.
 template <int kMost, class F>
 HWY_INLINE void for_tiles(int64_t count, const F& f) {
   int64_t at = 0;

@@ -103,7 +103,7 @@ inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradien
     for (int64_t at = first_block; at < b.span.end; at += kKeyBlock) {
       const int64_t lo = HWY_MAX(at, b.span.begin), hi = HWY_MIN(at + kKeyBlock, b.span.end);
       score_keys(s, b.span, lo, hi, b.q_panel, bits, strip);
-      softmax_block<false>(hi - lo, strip, r);
+      softmax_block(false, s.careful, hi - lo, strip, r);
       if (s.careful) mask_strip(hi - lo, bits, -0.0f, strip);
       if (g.dcoverage == nullptr) continue;
       VF c0 = hn::Mul(hn::Load(d, covered), hn::Load(d, r.correction));
@@ -267,7 +267,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
       float* ds = b[t].dscores + (lo - at) * W;
       score_keys(s, b[t].span, lo, hi, b[t].q_panel, bits, p, product, uncapped);
       if (g.dentropy) std::memcpy(scores, p, sizeof(float) * static_cast<size_t>((hi - lo) * W));
-      softmax_weights(hi - lo, b[t].m, b[t].inverse, p);
+      softmax_weights(s.careful, hi - lo, b[t].m, b[t].inverse, p);
       if (g.dy != nullptr) {
         score_strip(hi - lo, Dv, v + (lo - at) * v_stride, v_stride, b[t].dy_panel, 1.0f, ds);
       } else {

@@ -109,11 +109,7 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
     uint32_t* part_bits = bits;
     score_keys(s, span, lo, hi, panel, part_bits, part);
     if (o.max_key != nullptr) track_max_key(hi - lo, lo, part, best, key);
-    if (o.entropy != nullptr) {
-      softmax_block<true>(hi - lo, part, r);
-    } else {
-      softmax_block<false>(hi - lo, part, r);
-    }
+    softmax_block(o.entropy != nullptr, s.careful, hi - lo, part, r);
     if (s.careful) mask_strip(hi - lo, part_bits, -0.0f, part);
     rescale(s.Dv, r.correction, acc);
     const float* kept = part;
@@ -182,7 +178,7 @@ inline void softmax_strip_weights(const Strip& s, float* weights, int64_t stride
   score_keys(s, span, span.begin, span.end, panel, bits, strip);
   SoftmaxRows r;
   softmax_begin(r);
-  softmax_block<false>(keys, strip, r);
+  softmax_block(false, s.careful, keys, strip, r);
   if (s.careful) mask_strip(keys, bits, -0.0f, strip);
   const uint32_t seen = lanes_that_see(s, span, bits);
   for (int lane = 0; lane < s.mask.lanes; ++lane) {

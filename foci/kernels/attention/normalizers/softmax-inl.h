@@ -35,9 +35,10 @@ HWY_INLINE void softmax_begin(SoftmaxRows& rows) {
   }
 }
 
-// Scores of `count` keys (masked ones −inf) become e^(s−m); m, l, t and correction move on.
-template <bool kEntropy>
-HWY_NOINLINE void softmax_block(int64_t count, float* strip, SoftmaxRows& rows) {
+// Scores of `count` keys (masked ones −inf) become e^(s−m); m, l, t and correction move on. Without
+// kNan no score may be NaN.
+template <bool kEntropy, bool kNan>
+HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& rows) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -65,7 +66,8 @@ HWY_NOINLINE void softmax_block(int64_t count, float* strip, SoftmaxRows& rows) 
   for (int64_t j = 0; j < count; ++j) {
     float* row = strip + j * W;
     const VF x0 = hn::Sub(hn::Load(d, row), safe0), x1 = hn::Sub(hn::Load(d, row + L), safe1);
-    const VF e0 = exp_nonpositive(d, x0), e1 = exp_nonpositive(d, x1);
+    const VF e0 = kNan ? exp_nonpositive(d, x0) : exp_of_number(d, x0);
+    const VF e1 = kNan ? exp_nonpositive(d, x1) : exp_of_number(d, x1);
     l0 = hn::Add(l0, e0);
     l1 = hn::Add(l1, e1);
     if constexpr (kEntropy) {
@@ -83,10 +85,22 @@ HWY_NOINLINE void softmax_block(int64_t count, float* strip, SoftmaxRows& rows) 
   hn::Store(t1, d, rows.t + L);
 }
 
+HWY_INLINE void softmax_block(bool entropy, bool careful, int64_t count, float* strip,
+                              SoftmaxRows& rows) {
+  if (entropy) {
+    careful ? softmax_block_as<true, true>(count, strip, rows)
+            : softmax_block_as<true, false>(count, strip, rows);
+  } else {
+    careful ? softmax_block_as<false, true>(count, strip, rows)
+            : softmax_block_as<false, false>(count, strip, rows);
+  }
+}
+
 // p = e^(s − m) · inverse, s in place: weights from known row constants (m = lse, inverse = 1 in
 // the usual case). Masked scores are −inf and become 0.
-inline HWY_NOINLINE void softmax_weights(int64_t count, const float* m, const float* inverse,
-                                         float* strip) {
+template <bool kNan>
+HWY_NOINLINE void softmax_weights_as(int64_t count, const float* m, const float* inverse,
+                                     float* strip) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -97,9 +111,18 @@ inline HWY_NOINLINE void softmax_weights(int64_t count, const float* m, const fl
     const VF s0 = hn::Load(d, row), s1 = hn::Load(d, row + L);
     // Rounding can lift s − lse above 0 by an ulp of lse, which the exponential takes in its
     // stride.
-    hn::Store(hn::Mul(exp_nonpositive(d, hn::Sub(s0, m0)), i0), d, row);
-    hn::Store(hn::Mul(exp_nonpositive(d, hn::Sub(s1, m1)), i1), d, row + L);
+    const VF x0 = hn::Sub(s0, m0), x1 = hn::Sub(s1, m1);
+    const VF e0 = kNan ? exp_nonpositive(d, x0) : exp_of_number(d, x0);
+    const VF e1 = kNan ? exp_nonpositive(d, x1) : exp_of_number(d, x1);
+    hn::Store(hn::Mul(e0, i0), d, row);
+    hn::Store(hn::Mul(e1, i1), d, row + L);
   }
+}
+
+HWY_INLINE void softmax_weights(bool careful, int64_t count, const float* m, const float* inverse,
+                                float* strip) {
+  careful ? softmax_weights_as<true>(count, m, inverse, strip)
+          : softmax_weights_as<false>(count, m, inverse, strip);
 }
 
 }  // namespace HWY_NAMESPACE
