@@ -63,7 +63,6 @@ int main() {
     nn::Context<float> context{.tape = tape, .training = true};
     auto logits = model.forward(context, tape.constant(x));
     auto loss = foci::ops::softmax_cross_entropy(tape, logits, labels, /*smoothing=*/0);
-    parameters.zero_grads();
     tape.backward(loss);
     optimiser.step(/*learning_rate=*/3e-3, /*max_norm=*/1);
     if (step % 50 == 0) std::printf("step %3d  loss %.3f\n", step, loss.value().item());

@@ -89,8 +89,7 @@ double sum_of_squares(int64_t n, const float* x) {
   return kernels::sum_of_squares(current_target(), n, x);
 }
 
-void adamw_step(int64_t n, const AdamWStep& a, const float* grad, float* param, float* m,
-                float* v) {
+void adamw_step(int64_t n, const AdamWStep& a, float* grad, float* param, float* m, float* v) {
   kernels::adamw_step(current_target(), n,
                       {.learning_rate = a.learning_rate,
                        .beta1 = a.beta1,

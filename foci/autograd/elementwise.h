@@ -24,12 +24,13 @@ FOCI_API void copy_rows(const Tensor& to, const Tensor& from);
 FOCI_API double sum_of_squares(int64_t n, const float* x);
 
 // p −= lr · (m̂ / (√v̂ + eps) + decay · p), with m and v the moving moments of grad_scale · grad.
+// Leaves grad zero.
 struct AdamWStep {
   float learning_rate, beta1, beta2, eps, weight_decay;
   float correction1, correction2;  // 1 − beta^t
   float grad_scale;
 };
-FOCI_API void adamw_step(int64_t n, const AdamWStep& a, const float* grad, float* param, float* m,
+FOCI_API void adamw_step(int64_t n, const AdamWStep& a, float* grad, float* param, float* m,
                          float* v);
 
 }  // namespace foci

@@ -76,6 +76,15 @@ FOCI_API Var<T> reshape(Tape<T>& tape, const Var<T>& x, const Dims& shape);
 template <class T>
 FOCI_API Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim);
 
+// A part of a model as a function of values alone: it puts its operators on the tape that it is
+// given, and must do the same each time (dropout, too: seed and stream are its own).
+template <class T>
+using Block = std::function<Var<T>(Tape<T>&, const std::vector<Var<T>>&)>;
+// block(inputs), of which nothing but the inputs is kept: backward computes it again. Less memory
+// for a third more work; results and gradients have the same bits.
+template <class T>
+FOCI_API Var<T> checkpoint(Tape<T>& tape, const Block<T>& block, const std::vector<Var<T>>& inputs);
+
 // ---- attention ------------------------------------------------------------------------------
 
 // What attention takes beside q, k, v. Undefined what the spec does not read.

@@ -56,6 +56,9 @@ void declare_optimiser(CLI::App& app, TrainFlags& flags) {
   number("--clip", flags.clip, "Largest gradient norm; 0 for no limit");
   number("--label-smoothing", flags.label_smoothing, "Share of a label given to all classes");
   number("--checkpoint-seconds", flags.checkpoint_seconds, "At most so long between checkpoints");
+  app.add_flag("--checkpoint-layers", flags.checkpoint_layers,
+               "Less memory: compute each layer again on the way back, for a third more time")
+      ->group(group);
 }
 
 }  // namespace
@@ -107,6 +110,7 @@ vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed) {
   out.clip = flags.clip;
   out.label_smoothing = flags.label_smoothing;
   out.checkpoint_seconds = flags.checkpoint_seconds;
+  out.checkpoint_layers = flags.checkpoint_layers;
   out.seed = seed;
   return out;
 }

@@ -22,6 +22,7 @@ struct TrainFlags {
   int64_t batch = 64;
   double learning_rate = 3e-3, warm_up = 0.1, weight_decay = 0.05, clip = 1, label_smoothing = 0.1;
   double checkpoint_seconds = 30;
+  bool checkpoint_layers = false;
 };
 
 void declare_length(CLI::App& app, TrainFlags& flags);

@@ -1,6 +1,8 @@
 // Storage, views and copies of tensors, whatever their element type.
 #include "foci/core/tensor.h"
 
+#include "foci/core/memory.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -9,14 +11,6 @@
 
 namespace foci {
 namespace {
-
-constexpr size_t kAlignment = 64;  // one cache line, and the widest vector of any x86 target
-
-std::shared_ptr<void> allocate(size_t bytes) {
-  // Kernels may read a whole vector at a row's end; the padding keeps that inside the allocation.
-  void* p = ::operator new (bytes + kAlignment, std::align_val_t{kAlignment});
-  return {p, [](void* q) { ::operator delete (q, std::align_val_t{kAlignment}); }};
-}
 
 // Calls f with a null pointer of the element type.
 template <class F>
@@ -166,7 +160,7 @@ Tensor Tensor::empty(const Dims& shape, DType dtype) {
   require(!__builtin_mul_overflow(t.numel_, static_cast<int64_t>(size_of(dtype)), &bytes) &&
               bytes < std::numeric_limits<int64_t>::max() - 4096,
           "a tensor of shape {} has too many elements", shape.str());
-  t.storage_ = allocate(static_cast<size_t>(bytes));
+  t.storage_ = allocate_storage(static_cast<size_t>(bytes));
   t.data_ = static_cast<std::byte*>(t.storage_.get());
   return t;
 }

@@ -374,8 +374,8 @@ double sum_of_squares(SimdTarget target, int64_t n, const float* x) {
   return sum;
 }
 
-void adamw_step(SimdTarget target, int64_t n, const AdamW& a, const float* grad, float* param,
-                float* m, float* v) {
+void adamw_step(SimdTarget target, int64_t n, const AdamW& a, float* grad, float* param, float* m,
+                float* v) {
   const DenseOps& ops = dense_ops(target);
   for_blocks(n, kElementsPerTask, [&](int64_t begin, int64_t end) {
     ops.adamw_step(end - begin, a, grad + begin, param + begin, m + begin, v + begin);

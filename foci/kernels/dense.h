@@ -91,8 +91,9 @@ struct AdamW {
   float correction1, correction2;  // 1 − beta^t
   float grad_scale;                // gradients are multiplied by it first (clipping)
 };
-// Decoupled weight decay (Loshchilov & Hutter 2019): p −= lr·(m̂/(√v̂ + eps) + decay·p).
-void adamw_step(SimdTarget target, int64_t n, const AdamW& a, const float* grad, float* param,
-                float* m, float* v);
+// Decoupled weight decay (Loshchilov & Hutter 2019): p −= lr·(m̂/(√v̂ + eps) + decay·p). Leaves the
+// gradient zero, for the next step to add into.
+void adamw_step(SimdTarget target, int64_t n, const AdamW& a, float* grad, float* param, float* m,
+                float* v);
 
 }  // namespace foci::kernels

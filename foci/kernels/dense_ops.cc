@@ -153,7 +153,16 @@ void softmax_cross_entropy_task(int64_t rows, int64_t classes, const float* logi
   for (int64_t r = 0; r < rows; ++r, logits += classes, dlogits += classes) {
     assert(labels[r] >= 0 && labels[r] < classes);
     float top = -std::numeric_limits<float>::infinity();
-    for (int64_t c = 0; c < classes; ++c) top = logits[c] > top ? logits[c] : top;
+    FloatVec most = hn::Set(d, top);
+    int64_t c = 0;
+    for (const auto lanes = static_cast<int64_t>(hn::Lanes(d)); c + lanes <= classes; c += lanes) {
+      const FloatVec z = hn::LoadU(d, logits + c);
+      most = hn::IfThenElse(hn::Gt(z, most), z, most);
+    }
+    HWY_ALIGN float lane_most[hn::MaxLanes(d)];
+    hn::Store(most, d, lane_most);
+    for (size_t i = 0; i < hn::Lanes(d); ++i) top = lane_most[i] > top ? lane_most[i] : top;
+    for (; c < classes; ++c) top = logits[c] > top ? logits[c] : top;
     const FloatVec top_v = hn::Set(d, top);
     FloatVec sum_v = hn::Zero(d), total_v = hn::Zero(d);
     for_lanes_kept(classes, [&](auto load, auto keep) HWY_ATTR {
@@ -210,8 +219,7 @@ double sum_of_squares_task(int64_t n, const float* x) {
   return sum;
 }
 
-void adamw_step_task(int64_t n, const AdamW& a, const float* grad, float* param, float* m,
-                     float* v) {
+void adamw_step_task(int64_t n, const AdamW& a, float* grad, float* param, float* m, float* v) {
   const FloatTag d;
   const FloatVec clip = hn::Set(d, a.grad_scale), beta1 = hn::Set(d, a.beta1),
                  beta2 = hn::Set(d, a.beta2), rest1 = hn::Set(d, 1 - a.beta1),
@@ -220,6 +228,7 @@ void adamw_step_task(int64_t n, const AdamW& a, const float* grad, float* param,
                  correct1 = hn::Set(d, 1 / a.correction1), correct2 = hn::Set(d, 1 / a.correction2);
   for_lanes(n, [&](auto load, auto store) HWY_ATTR {
     const FloatVec g = hn::Mul(load(grad), clip);
+    store(hn::Zero(d), grad);
     const FloatVec m_new = hn::MulAdd(beta1, load(m), hn::Mul(rest1, g));
     const FloatVec v_new = hn::MulAdd(beta2, load(v), hn::Mul(rest2, hn::Mul(g, g)));
     store(m_new, m);

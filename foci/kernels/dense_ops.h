@@ -26,8 +26,7 @@ struct DenseOps {
   void (*axpy)(int64_t n, float scale, const float* x, float* y);
   void (*scale)(int64_t n, float scale, float* x);
   double (*sum_of_squares)(int64_t n, const float* x);
-  void (*adamw_step)(int64_t n, const AdamW& a, const float* grad, float* param, float* m,
-                     float* v);
+  void (*adamw_step)(int64_t n, const AdamW& a, float* grad, float* param, float* m, float* v);
 };
 
 const DenseOps& dense_ops(SimdTarget target);

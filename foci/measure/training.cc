@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "foci/core/memory.h"
 #include "foci/core/rng.h"
 #include "foci/core/threads.h"
 #include "foci/measure/fma_peak.h"
@@ -150,6 +151,7 @@ TrainingWorkload training_workload(const std::string& name) {
 }
 
 struct TrainingJob::State {
+  KeepMemory keep;
   TrainingWorkload workload;
   uint64_t seed;
   std::unique_ptr<Vit<float>> vit;
@@ -200,7 +202,6 @@ struct TrainingJob::State {
   }
 
   double step() {
-    parameters->zero_grads();
     Tape<float> tape;
     nn::Context<float> context{tape, true, seed + static_cast<uint64_t>(steps)};
     const Var<float> logits = lm ? lm->forward(context, ids, lengths)

@@ -42,7 +42,32 @@ Var<T> EncoderLayer<T>::forward(Context<T>& context, const Var<T>& x,
 }
 
 template <class T>
-Encoder<T>::Encoder(const EncoderConfig& config) {
+Var<T> EncoderLayer<T>::forward_checkpointed(Context<T>& context, const Var<T>& x,
+                                             const AttentionInputs& masks) {
+  if (!context.tape.recording()) return forward(context, x, masks);
+  // The first run, which records nothing, hands out dropout streams and tells the observer; the
+  // second one, in backward, repeats it.
+  uint64_t streams = context.streams;
+  const auto block = [this, masks, training = context.training, seed = context.seed,
+                      begin = context.streams, observer = context.observer,
+                      &streams](Tape<T>& tape, const std::vector<Var<T>>& in) {
+    const bool first = !tape.recording();
+    Context<T> inner{.tape = tape,
+                     .training = training,
+                     .seed = seed,
+                     .observer = first ? observer : nullptr,
+                     .streams = begin};
+    Var<T> y = forward(inner, in[0], masks);
+    if (first) streams = inner.streams;  // still in scope then, and only then
+    return y;
+  };
+  Var<T> y = ops::checkpoint<T>(context.tape, block, {x});
+  context.streams = streams;
+  return y;
+}
+
+template <class T>
+Encoder<T>::Encoder(const EncoderConfig& config) : checkpoint(config.checkpoint) {
   require(config.layers >= 0, "encoder layers: {} given", config.layers);
   for (int64_t i = 0; i < config.layers; ++i) {
     layers.push_back(std::make_unique<EncoderLayer<T>>(config));
@@ -57,7 +82,10 @@ Encoder<T>::Encoder(const EncoderConfig& config) {
 template <class T>
 Var<T> Encoder<T>::forward(Context<T>& context, const Var<T>& x, const AttentionInputs& masks) {
   Var<T> h = x;
-  for (auto& layer : layers) h = layer->forward(context, h, masks);
+  for (auto& layer : layers) {
+    h = checkpoint ? layer->forward_checkpointed(context, h, masks)
+                   : layer->forward(context, h, masks);
+  }
   return norm ? norm->forward(context, h) : h;
 }
 

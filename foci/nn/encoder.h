@@ -19,6 +19,7 @@ struct EncoderConfig {
   bool final_norm = true;  // one more norm after the last layer
   double dropout = 0;      // of both parts' results, and inside the feed-forward part
   double eps = 1e-5;
+  bool checkpoint = false;  // see Encoder::checkpoint
 };
 
 template <class T>
@@ -27,6 +28,8 @@ class FOCI_API EncoderLayer : public Module<T> {
   explicit EncoderLayer(const EncoderConfig& config);
   // x [B, N, C] or packed [tokens, C] with segments; masks as MultiHeadAttention takes them.
   Var<T> forward(Context<T>& context, const Var<T>& x, const AttentionInputs& masks = {});
+  // The same with nothing but x kept for the way back (ops::checkpoint).
+  Var<T> forward_checkpointed(Context<T>& context, const Var<T>& x, const AttentionInputs& masks);
 
  private:
   Var<T> feed_forward(Context<T>& context, const Var<T>& x);
@@ -49,6 +52,9 @@ class FOCI_API Encoder : public Module<T> {
 
   std::vector<std::unique_ptr<EncoderLayer<T>>> layers;  // "layer.0", "layer.1", …
   std::unique_ptr<LayerNorm<T>> norm;                    // "layernorm"; null where there is none
+  // Of each layer only its input is kept for the way back, which computes the layer again: memory
+  // for one layer instead of all of them, for a third more work and the same bits.
+  bool checkpoint = false;
 };
 
 }  // namespace foci::nn

@@ -45,7 +45,8 @@ class FOCI_API AdamW {
   AdamW(FlatParameters& parameters, const AdamWConfig& config);
 
   // One step. Gradients are scaled so that their global norm is at most `max_norm` (0: unlimited).
-  // Returns the norm before. A NaN or infinite norm changes nothing; the caller decides.
+  // Returns the norm before. Leaves the gradients zero, in the same pass over memory: a training
+  // loop need not clear them. A NaN or infinite norm changes nothing; the caller decides.
   double step(double learning_rate, double max_norm);
 
   // The whole state, for checkpoints: first and second moments, flat, and the number of steps.

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 
+#include "foci/core/memory.h"
 #include "foci/nn/checkpoint.h"
 
 namespace foci::vision {
@@ -159,6 +160,7 @@ class Curve {
 }  // namespace
 
 struct Trainer::State {
+  KeepMemory keep;
   const Dataset& data;
   TrainOptions options;
   Vit<float> model;
@@ -177,6 +179,7 @@ struct Trainer::State {
         parameters(model.parameters()),
         optimiser(parameters, options.adamw) {
     model.reset(options.seed);
+    model.encoder.checkpoint = options.checkpoint_layers;
   }
 
   std::filesystem::path training_file() const { return options.folder / kTrainingFile; }
@@ -246,7 +249,6 @@ struct Trainer::State {
     const std::vector<Sample> samples = training_samples(data, options.seed, step, options.batch);
     const Batch batch = make_batch(samples, data.format());
     std::vector<int64_t> labels = labels_of(batch);
-    parameters.zero_grads();
     Tape<float> tape;
     nn::Context<float> context{tape, true, step_seed(options.seed, step)};
     const Var<float> logits =

@@ -55,6 +55,9 @@ struct TrainOptions {
   std::optional<int64_t> checkpoint_every;  // steps; besides the clock
   bool resume = false;                      // go on from the checkpoint in `folder`
   bool replace = false;                     // an older run's files in `folder` may be overwritten
+  // Keep each layer's input alone and compute the layer again on the way back: less memory, more
+  // time, the same bits; so a run may be resumed with or without.
+  bool checkpoint_layers = false;
   const std::atomic<bool>* stop = nullptr;  // set it (from a signal handler) to end after this step
   std::function<void(const Progress&)> progress;
 };

@@ -285,6 +285,7 @@ TEST(AdamW, ThreeStepsMatchDouble) {
     Floats pf = p0, mf(p0.size()), vf(p0.size());
     for (int t = 1; t <= 3; ++t) {
       const Floats grad = random_floats(n, 71 + t, 0.1);
+      Floats gf = grad;
       const AdamW a{.learning_rate = 1e-2f,
                     .beta1 = 0.9f,
                     .beta2 = 0.999f,
@@ -293,7 +294,8 @@ TEST(AdamW, ThreeStepsMatchDouble) {
                     .correction1 = static_cast<float>(1 - std::pow(0.9, t)),
                     .correction2 = static_cast<float>(1 - std::pow(0.999, t)),
                     .grad_scale = 0.5f};
-      adamw_step(target, n, a, grad.data(), pf.data(), mf.data(), vf.data());
+      adamw_step(target, n, a, gf.data(), pf.data(), mf.data(), vf.data());
+      EXPECT_EQ(gf, Floats(gf.size()));
       for (size_t i = 0; i < p.size(); ++i) {
         const double g = 0.5 * grad[i];
         m[i] = 0.9 * m[i] + 0.1 * g;

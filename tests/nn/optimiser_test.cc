@@ -54,6 +54,7 @@ TEST(AdamWTest, FollowsItsFormula) {
     for (double g : gb.span<double>()) square += g * g;
     const double norm = std::sqrt(square), shrink = std::min(1.0, clip / norm);
     EXPECT_NEAR(optimiser.step(lr, clip), norm, 1e-6);
+    EXPECT_EQ(flat.grad_norm(), 0);
     const auto follow = [&](std::vector<double>& p, std::vector<double>& m, std::vector<double>& v,
                             const Tensor& grad, double decay) {
       for (size_t i = 0; i < p.size(); ++i) {
