@@ -187,31 +187,62 @@ void check_upstream(const AttentionShape& s, const AttentionUpstream& up) {
   statistic(up.dcoverage, "upstream.dcoverage", {s.B, s.H, s.M}, "(B, H, M)");
 }
 
-AttentionGradients make_gradients(const Problem& p, const AttentionWanted& wanted) {
+// Makes what is wanted and not there; what arrived must be as it would be made, with memory of its
+// own.
+void prepare_gradients(const Problem& p, const AttentionOutputs& saved, const AttentionUpstream& up,
+                       const AttentionWanted& wanted, AttentionGradients& g) {
   const AttentionShape& s = p.shape;
   const AttentionInputs& in = p.in;
-  AttentionGradients g;
-  if (wanted.qkv) {
-    g.dq = Tensor::empty(in.q.shape(), s.dtype);
-    g.dk = Tensor::empty(in.k.shape(), s.dtype);
-    g.dv = Tensor::empty(in.v.shape(), s.dtype);
-  }
-  if (wanted.bias && p.bias.defined()) g.dbias = Tensor::zeros(in.bias.shape());
-  if (wanted.slopes && find_bias<Alibi>(p.spec)) g.dslopes = Tensor::zeros(in.slopes.shape());
-  if (wanted.tables && find_bias<Relative1D>(p.spec)) {
-    g.dtable1d = Tensor::zeros(in.table1d.shape());
-  }
-  if (wanted.tables && find_bias<Relative2D>(p.spec)) {
-    g.dtable2d = Tensor::zeros(in.table2d.shape());
-  }
-  if (wanted.score_w && std::holds_alternative<Additive>(p.spec.score)) {
-    g.dscore_w = Tensor::zeros(in.score_w.shape());
-  }
-  if (wanted.scale) {
-    const bool per_head = std::holds_alternative<std::vector<double>>(p.spec.scale);
-    g.dscale = Tensor::zeros({per_head ? s.H : 1});
-  }
-  return g;
+  std::vector<Named> others = named_inputs(in);
+  const std::vector<Named> given = {{"saved.y", &saved.y},
+                                    {"saved.row_stat", &saved.row_stat},
+                                    {"saved.entropy", &saved.entropy},
+                                    {"saved.max_weight", &saved.max_weight},
+                                    {"saved.max_key", &saved.max_key},
+                                    {"upstream.dy", &up.dy},
+                                    {"upstream.drow_stat", &up.drow_stat},
+                                    {"upstream.dentropy", &up.dentropy},
+                                    {"upstream.dmax_weight", &up.dmax_weight},
+                                    {"upstream.dcoverage", &up.dcoverage}};
+  others.insert(others.end(), given.begin(), given.end());
+  // Backward overwrites dq, dk and dv, and adds to the others.
+  const auto prepare = [&](Tensor& t, const char* name, bool asked, bool zero, const Dims& shape,
+                           DType dtype) {
+    if (!t.defined()) {
+      if (asked) t = zero ? Tensor::zeros(shape, dtype) : Tensor::empty(shape, dtype);
+      return;
+    }
+    require(asked, "{}: a tensor arrived, but it is not among the gradients that are wanted", name);
+    require(t.dtype() == dtype, "{}: {} arrived, {} is right", name, name_of(t.dtype()),
+            name_of(dtype));
+    require(t.shape() == shape, "{}: shape {} arrived, {} is right", name, t.shape().str(),
+            shape.str());
+    require(t.is_contiguous(), "{}: a strided view arrived, it must be contiguous", name);
+    for (const Named& o : others) {
+      require(!o.tensor->defined() || !overlap(t, *o.tensor), "{}: its memory overlaps that of {}",
+              name, o.name);
+    }
+    others.push_back({name, &t});
+    if (zero) t.fill(0);
+  };
+  const AttentionWanted& w = wanted;
+  prepare(g.dq, "gradients.dq", w.qkv, false, in.q.shape(), s.dtype);
+  prepare(g.dk, "gradients.dk", w.qkv, false, in.k.shape(), s.dtype);
+  prepare(g.dv, "gradients.dv", w.qkv, false, in.v.shape(), s.dtype);
+  prepare(g.dbias, "gradients.dbias", w.bias && p.bias.defined(), true,
+          p.bias.defined() ? in.bias.shape() : Dims{}, DType::f32);
+  const auto shape_of = [](const Tensor& t) { return t.defined() ? t.shape() : Dims{}; };
+  prepare(g.dslopes, "gradients.dslopes", w.slopes && find_bias<Alibi>(p.spec), true,
+          shape_of(in.slopes), DType::f32);
+  prepare(g.dtable1d, "gradients.dtable1d", w.tables && find_bias<Relative1D>(p.spec), true,
+          shape_of(in.table1d), DType::f32);
+  prepare(g.dtable2d, "gradients.dtable2d", w.tables && find_bias<Relative2D>(p.spec), true,
+          shape_of(in.table2d), DType::f32);
+  prepare(g.dscore_w, "gradients.dscore_w",
+          w.score_w && std::holds_alternative<Additive>(p.spec.score), true, shape_of(in.score_w),
+          DType::f32);
+  const bool per_head = std::holds_alternative<std::vector<double>>(p.spec.scale);
+  prepare(g.dscale, "gradients.dscale", w.scale, true, {per_head ? s.H : 1}, DType::f32);
 }
 
 }  // namespace
@@ -231,12 +262,20 @@ void Bound::forward(AttentionOutputs& outputs) const {
 
 AttentionGradients Bound::backward(const AttentionOutputs& saved, const AttentionUpstream& upstream,
                                    const AttentionWanted& wanted) const {
+  AttentionGradients g;
+  backward(saved, upstream, wanted, g);
+  return g;
+}
+
+void Bound::backward(const AttentionOutputs& saved, const AttentionUpstream& upstream,
+                     const AttentionWanted& wanted, AttentionGradients& gradients) const {
   const Problem& p = state_->problem;
   check_upstream(p.shape, upstream);
   check_saved(p, saved, upstream);
-  AttentionGradients g = make_gradients(p, wanted);
+  AttentionGradients g = gradients;  // stays as it was if a check fails
+  prepare_gradients(p, saved, upstream, wanted, g);
   state_->plan->picked->backward(p, saved, upstream, wanted, g);
-  return g;
+  gradients = g;
 }
 
 Tensor Bound::weights(const AttentionOutputs& saved, std::span<const int64_t> rows,

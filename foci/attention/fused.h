@@ -39,9 +39,53 @@ struct Sequence {
 };
 std::vector<Sequence> sequences_of(const Problem& problem);
 
-// Queries of one sequence that share partial sums (dK, dV, coverage). Their number depends on the
-// sequence alone.
-int64_t queries_per_chunk(int64_t queries, int64_t tile);
+// ---- backward's cut (fused_chunks.cc) ----------------------------------------------------------
+
+// Queries of one sequence that share partial sums (dK, dV, coverage), of at most `most` such
+// groups. Their number depends on the sequence alone.
+int64_t queries_per_chunk(int64_t queries, int64_t tile, int64_t most = 8);
+
+// One task: queries [begin, end) of a sequence, every query head of one key/value head. The first
+// chunk of a head may add to dK and dV themselves; the others add to partial sums.
+struct Chunk {
+  int32_t sequence;
+  int32_t kv_head;
+  int64_t begin, end;
+  bool first;
+  int64_t partial_at;  // dK's [panel, D], then dV's [panel, Dv], padded; −1: dK and dV themselves
+  int64_t keys_at;     // sums over queries
+};
+
+// Chunks whose partial sums are held at once: all those of some heads. Where panel < keys it is one
+// head, whose keys are taken panel by panel.
+struct Wave {
+  int64_t begin, end;   // of the chunks
+  int64_t panel, keys;  // keys of a panel and of a sequence, at most
+  int64_t partial;      // floats
+};
+
+struct ChunkRules {
+  bool panels = false;  // whether keys may be taken panel by panel
+  int64_t wave = 1024;  // chunks of one wave at most, unless one head has more
+};
+// `row_sums`: gradients that are sums over a row's keys are wanted (scale, slopes, tables, bias).
+ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums);
+
+struct Chunks {
+  std::vector<Chunk> list;  // in order of (sequence, kv head, begin)
+  std::vector<Wave> waves;
+  int64_t most_partial = 0;  // floats of the largest wave
+  // `row` floats of dK's and dV's padded rows together. `direct`: first chunks need no partial
+  // sums.
+  void cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t tile,
+           const ChunkRules& rules, int64_t row, bool direct);
+};
+// most_partial of `groups` equal heads, from above.
+int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries, int64_t keys,
+                       int64_t tile, int64_t row);
+
+// ---- operands
+// ------------------------------------------------------------------------------------
 
 // Q, K, V and positions as the kernels read them: for cosine, rows divided by their norm in buffers
 // of our own.

@@ -10,17 +10,10 @@
 namespace foci {
 namespace {
 
+using fused::Chunk;
 using fused::Operands;
 using fused::Sequence;
-
-// One task: queries [begin, end) of a sequence, every query head of one key/value head.
-struct Chunk {
-  int32_t sequence;
-  int32_t kv_head;
-  int64_t begin, end;
-  int64_t dk_at, dv_at;  // partial sums
-  int64_t keys_at;       // sums over queries
-};
+using fused::Wave;
 
 // dx of x̂ = x/‖x‖ from dx̂, in place: (dx̂ − x̂ (x̂·dx̂))/‖x‖.
 void project_rows(const Tensor& unit, const Tensor& inverse, const Tensor& grad) {
@@ -58,6 +51,8 @@ double sum_of(const float* x, int64_t n) {
 
 // Chunks whose tables are held at once: their partial sums must not grow with the batch.
 constexpr int64_t kTableWave = 32;
+// Keys whose partial sums are added up by one task.
+constexpr int64_t kAddKeys = 1024;
 
 class Backward {
  public:
@@ -96,21 +91,30 @@ class Backward {
   }
 
   void run() {
-    const kernels::Scratch partial(partial_size_);
+    const kernels::Scratch partial(chunks_.most_partial);
     partial_ = partial.get();
     dq_ =
         grads_.dq.defined() ? grads_.dq : (products_ ? Tensor::empty({B_, H_, N_, D_}) : Tensor());
-    const fused::TileContext context{p_, operands_, saved_, up_};
-    const auto count = static_cast<int64_t>(chunks_.size());
-    const bool tables = table1d_ + table2d_ > 0;
-    const int64_t wave = tables ? kTableWave : std::max<int64_t>(count, 1);
-    for (int64_t at = 0; at < count; at += wave) {
-      const int64_t end = std::min(at + wave, count);
-      if (tables) sums_.tables.assign((end - at) * group_ * (table1d_ + table2d_), 0.0);
-      parallel_for(end - at, [&](int64_t task) { chunk(context, at + task, task); });
-      if (tables) add_tables(at, end);
+    // Keys that no query's sequence has.
+    if (grads_.dk.defined() && (N_ == 0 || has_mask<Segments>(p_.spec))) {
+      grads_.dk.fill(0);
+      grads_.dv.fill(0);
     }
-    if (grads_.dk.defined()) add_keys();
+    const fused::TileContext context{p_, operands_, saved_, up_};
+    const bool tables = table1d_ + table2d_ > 0;
+    for (const Wave& wave : chunks_.waves) {
+      const int64_t count = wave.end - wave.begin;
+      if (tables) sums_.tables.assign(count * group_ * (table1d_ + table2d_), 0.0);
+      if (wave.panel < wave.keys) {
+        constants_.resize(chunks_.list[wave.end - 1].end * group_);
+      }
+      for (int64_t key = 0; key == 0 || key < wave.keys; key += wave.panel) {
+        parallel_for(count, [&](int64_t task) { chunk(context, wave, task, key); });
+        if (grads_.dk.defined()) add_keys(wave, key);
+        if (wave.panel == 0) break;
+      }
+      if (tables) add_tables(wave.begin, wave.end);
+    }
     if (operands_.q_inverse_norm.defined() && grads_.dq.defined()) {
       project_rows(operands_.q, operands_.q_inverse_norm, grads_.dq);
       project_rows(operands_.k, operands_.k_inverse_norm, grads_.dk);
@@ -132,45 +136,68 @@ class Backward {
     return std::any_of(x, x + flat.numel(), [](float v) { return std::isnan(v); });
   }
 
-  void cut() {
-    const int64_t tile = kernels::kMaxStrips * kernels_.width;
-    for (size_t q = 0; q < sequences_.size(); ++q) {
-      const Sequence& s = sequences_[q];
-      most_keys_ = std::max(most_keys_, s.keys);
-      const int64_t step = fused::queries_per_chunk(s.queries, tile);
-      for (int64_t hk = 0; hk < Hk_; ++hk) {
-        for (int64_t at = 0; at < s.queries; at += step) {
-          Chunk c{static_cast<int32_t>(q),
-                  static_cast<int32_t>(hk),
-                  at,
-                  std::min(at + step, s.queries),
-                  0,
-                  0,
-                  0};
-          if (products_) {
-            c.dk_at = partial_size_;
-            c.dv_at = partial_size_ + s.keys * dk_stride_;
-            partial_size_ += s.keys * (dk_stride_ + dv_stride_);
-          }
-          if (bias_ == fused::BiasGradient::keys) {
-            c.keys_at = static_cast<int64_t>(sums_.keys.size());
-            sums_.keys.resize(sums_.keys.size() + group_ * s.keys, 0.0);
-          }
-          chunks_.push_back(c);
-        }
-      }
-    }
-    if (wants_score_w_) sums_.score_w.assign(chunks_.size() * D_, 0.0);
+  // Whether the first chunks may add to dK and dV themselves: rows as the kernels want them.
+  bool adds_in_place() const {
+    const auto aligned = [&](const Tensor& t) {
+      return reinterpret_cast<uintptr_t>(t.raw()) % (kernels_.lanes * sizeof(float)) == 0;
+    };
+    return grads_.dk.defined() && D_ == dk_stride_ && Dv_ == dv_stride_ && aligned(grads_.dk) &&
+           aligned(grads_.dv);
   }
 
-  // `place` is the chunk's place in its wave.
-  void chunk(const fused::TileContext& context, int64_t index, int64_t place) {
-    const Chunk& c = chunks_[index];
+  void cut() {
+    const bool tables = table1d_ + table2d_ > 0;
+    const bool row_sums =
+        tables || sums_.scale.defined() || sums_.slope.defined() ||
+        (bias_ != fused::BiasGradient::none && bias_ != fused::BiasGradient::shared);
+    fused::ChunkRules rules = fused::chunk_rules(p_.spec, row_sums);
+    if (tables) rules.wave = kTableWave;
+    const int64_t row = products_ ? dk_stride_ + dv_stride_ : 0;
+    chunks_.cut(sequences_, Hk_, kernels::kMaxStrips * kernels_.width, rules, row, adds_in_place());
+    for (const Sequence& s : sequences_) most_keys_ = std::max(most_keys_, s.keys);
+    if (bias_ == fused::BiasGradient::keys) {
+      int64_t at = 0;
+      for (Chunk& c : chunks_.list) {
+        c.keys_at = at;
+        at += group_ * sequences_[c.sequence].keys;
+      }
+      sums_.keys.assign(at, 0.0);
+    }
+    if (wants_score_w_) sums_.score_w.assign(chunks_.list.size() * D_, 0.0);
+  }
+
+  // dK's and dV's rows from key `key` of the chunk's sequence on, in place or partial.
+  struct KeyRows {
+    float *dk, *dv;
+    int64_t count;  // of the panel
+  };
+  KeyRows rows_in_place(const Chunk& c, int64_t key, const Wave& wave) const {
+    const Sequence& s = sequences_[c.sequence];
+    const int64_t row = (s.batch * Hk_ + c.kv_head) * M_ + s.key_begin + key;
+    return {grads_.dk.data<float>() + row * D_, grads_.dv.data<float>() + row * Dv_,
+            std::min(wave.panel, s.keys - key)};
+  }
+  KeyRows rows_of(const Chunk& c, int64_t key, const Wave& wave) const {
+    if (c.partial_at < 0) return rows_in_place(c, key, wave);
+    const int64_t count = std::min(wave.panel, sequences_[c.sequence].keys - key);
+    float* dk = partial_ + c.partial_at;
+    return {dk, dk + count * dk_stride_, count};
+  }
+
+  // Task `place` of a wave, over the panel of keys from `key` on.
+  void chunk(const fused::TileContext& context, const Wave& wave, int64_t place, int64_t key) {
+    const int64_t index = wave.begin + place;
+    const Chunk& c = chunks_.list[index];
     const Sequence& s = sequences_[c.sequence];
     const int64_t tile_size = kernels::kMaxStrips * kernels_.width;
     const kernels::Scratch scratch(
         static_cast<int64_t>(kernels_.backward_scratch(map_, most_keys_, D_, Dv_) / sizeof(float)));
-    if (products_) std::fill_n(partial_ + c.dk_at, s.keys * (dk_stride_ + dv_stride_), 0.0f);
+    KeyRows rows{};
+    if (products_) {
+      rows = rows_of(c, key, wave);
+      std::fill_n(rows.dk, rows.count * dk_stride_, 0.0f);
+      std::fill_n(rows.dv, rows.count * dv_stride_, 0.0f);
+    }
     fused::Tile tile;
     for (int64_t h = c.kv_head * group_; h < (c.kv_head + 1) * group_; ++h) {
       const int64_t in_group = h - c.kv_head * group_;
@@ -185,10 +212,16 @@ class Backward {
         if (products_) {
           g.dq = dq_.data<float>() + row * D_;
           g.dq_stride = D_;
-          g.dk = partial_ + c.dk_at;
+          g.dk = rows.dk;
           g.dk_stride = dk_stride_;
-          g.dv = partial_ + c.dv_at;
+          g.dv = rows.dv;
           g.dv_stride = dv_stride_;
+        }
+        if (wave.panel < wave.keys) {
+          g.key_begin = key;
+          g.key_end = key + rows.count;
+          g.constants = constants_.data() + in_group * s.queries + first;
+          g.later_panel = key > 0;
         }
         if (bias_ == fused::BiasGradient::matrix) {
           const Tensor view = grads_.dbias.broadcast_to({B_, H_, N_, M_});
@@ -215,23 +248,25 @@ class Backward {
     }
   }
 
-  // Chunks of one (batch, kv head) in order; chunks lie in order of (sequence, kv head, begin).
-  void add_keys() {
-    grads_.dk.fill(0);
-    grads_.dv.fill(0);
-    parallel_for(B_ * Hk_, [&](int64_t task) {
-      const int64_t b = task / Hk_, hk = task % Hk_;
-      for (const Chunk& c : chunks_) {
-        const Sequence& s = sequences_[c.sequence];
-        if (s.batch != b || c.kv_head != hk) continue;
-        float* dk = grads_.dk.data<float>() + (task * M_ + s.key_begin) * D_;
-        float* dv = grads_.dv.data<float>() + (task * M_ + s.key_begin) * Dv_;
-        for (int64_t j = 0; j < s.keys; ++j) {
-          for (int64_t d = 0; d < D_; ++d) dk[j * D_ + d] += partial_[c.dk_at + j * dk_stride_ + d];
-          for (int64_t d = 0; d < Dv_; ++d) {
-            dv[j * Dv_ + d] += partial_[c.dv_at + j * dv_stride_ + d];
-          }
-        }
+  // The partial sums of a panel, chunk by chunk in order, whatever thread made them.
+  void add_keys(const Wave& wave, int64_t key) {
+    const int64_t blocks = (wave.panel + kAddKeys - 1) / kAddKeys;
+    parallel_for((wave.end - wave.begin) * blocks, [&](int64_t task) {
+      const int64_t index = wave.begin + task / blocks, from = task % blocks * kAddKeys;
+      const Chunk& first = chunks_.list[index];
+      if (!first.first) return;
+      const KeyRows to = rows_in_place(first, key, wave);
+      const int64_t count = std::min(kAddKeys, to.count - from);
+      if (count <= 0) return;
+      for (int64_t n = index; n < wave.end; ++n) {
+        const Chunk& c = chunks_.list[n];
+        if (n > index && c.first) break;
+        if (c.partial_at < 0) continue;
+        const KeyRows part = rows_of(c, key, wave);
+        kernels_.add_rows(count, D_, part.dk + from * dk_stride_, dk_stride_, to.dk + from * D_, D_,
+                          n > index);
+        kernels_.add_rows(count, Dv_, part.dv + from * dv_stride_, dv_stride_, to.dv + from * Dv_,
+                          Dv_, n > index);
       }
     });
   }
@@ -241,7 +276,7 @@ class Backward {
     const int64_t size = table1d_ + table2d_;
     for (int64_t k = begin; k < end; ++k) {
       const double* from = sums_.tables.data() + (k - begin) * group_ * size;
-      double* to = table_sums_.data() + chunks_[k].kv_head * group_ * size;
+      double* to = table_sums_.data() + chunks_.list[k].kv_head * group_ * size;
       for (int64_t n = 0; n < group_ * size; ++n) to[n] += from[n];
     }
   }
@@ -288,7 +323,7 @@ class Backward {
     if (wants_score_w_) {
       for (int64_t d = 0; d < D_; ++d) {
         double sum = 0;
-        for (size_t c = 0; c < chunks_.size(); ++c) sum += sums_.score_w[c * D_ + d];
+        for (size_t c = 0; c < chunks_.list.size(); ++c) sum += sums_.score_w[c * D_ + d];
         grads_.dscore_w.at<float>(d) = static_cast<float>(sum);
       }
     }
@@ -310,7 +345,7 @@ class Backward {
 
   void reduce_key_sums() {
     reduce_bias([&](auto&& element) {
-      for (const Chunk& c : chunks_) {
+      for (const Chunk& c : chunks_.list) {
         const Sequence& s = sequences_[c.sequence];
         for (int64_t g = 0; g < group_; ++g) {
           const double* from = sums_.keys.data() + c.keys_at + g * s.keys;
@@ -375,8 +410,9 @@ class Backward {
   const bool products_;  // dQ, dK and dV are computed
   const int64_t dk_stride_, dv_stride_;
   int64_t table1d_ = 0, table2d_ = 0;  // elements a head, where wanted
-  std::vector<Chunk> chunks_;
-  int64_t partial_size_ = 0, most_keys_ = 0;
+  fused::Chunks chunks_;
+  std::vector<kernels::RowConstants> constants_;  // [group, queries of a sequence], with panels
+  int64_t most_keys_ = 0;
   float* partial_ = nullptr;
   Tensor dq_;
   Sums sums_;

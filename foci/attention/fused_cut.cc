@@ -48,14 +48,6 @@ std::vector<Sequence> sequences_of(const Problem& p) {
   return list;
 }
 
-int64_t queries_per_chunk(int64_t queries, int64_t tile) {
-  // A chunk costs a partial dK and dV; 256 queries repay that many times over. Fewer chunks for
-  // long sequences keep the partial sums' memory small against K and V themselves.
-  const int64_t most = queries <= 8192 ? 8 : (queries <= 32768 ? 4 : 2);
-  const int64_t wanted = std::max<int64_t>(256, (queries + most - 1) / most);
-  return (wanted + tile - 1) / tile * tile;
-}
-
 kernels::RowMap row_map_of(const AttentionSpec& spec) {
   using kernels::RowMap;
   using kernels::RowNormalizer;

@@ -37,11 +37,12 @@ class Workspace {
         queries_(product({s_.B, s_.N})),
         keys_(product({s_.B, s_.M})),
         rows_(product({s_.B, s_.H, s_.N})) {
+    rules_ = fused::chunk_rules(spec, true);
+    tile_ = kernels::kMaxStrips * kernels_.width;
     // Segments are cut one by one, each into as many chunks as its own length asks for, so that
     // eight times their keys is the most.
-    const int64_t chunk = fused::queries_per_chunk(s_.N, kernels::kMaxStrips * kernels_.width);
-    chunks_ = (s_.N + chunk - 1) / chunk;
-    if (segmented_) chunks_ = std::min<int64_t>(8, (s_.N + 255) / 256);
+    const int64_t chunk = fused::queries_per_chunk(s_.N, tile_);
+    chunks_ = segmented_ ? std::min<int64_t>(8, (s_.N + 255) / 256) : (s_.N + chunk - 1) / chunk;
     sequences_ = segmented_ ? queries_ : static_cast<size_t>(s_.B);
   }
 
@@ -114,14 +115,34 @@ class Workspace {
     return n;
   }
 
-  size_t backward() const {
+  // Partial sums of dK and dV, with the rules under which they are larger: whether gradients that
+  // are sums over rows will be wanted is not known yet.
+  size_t partial() const {
     const auto round = [&](int64_t x) {
       return (x + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
     };
+    const int64_t row = round(s_.D) + round(s_.Dv), groups = s_.B * s_.Hk;
+    if (segmented_) {
+      // No more than what all segments' chunks together would hold, or a wave, or one segment.
+      const int64_t all = groups * chunks_ * s_.M * row;
+      return std::min(all, std::max(chunks_ * s_.M * row, int64_t{12} << 20));
+    }
+    fused::ChunkRules free = rules_;
+    size_t most = 0;
+    for (bool panels : {false, true}) {
+      free.panels = panels;
+      most = std::max(
+          most, static_cast<size_t>(fused::partial_floats(free, groups, s_.N, s_.M, tile_, row)));
+    }
+    return most;
+  }
+
+  size_t backward() const {
     const size_t own = product({s_.B, s_.Hk}) * static_cast<size_t>(chunks_);
     const size_t chunks = own + (segmented_ ? product({s_.Hk}) * sequences_ : 0);
     size_t n = threads_ * piece(kernels_.backward_scratch(map_, s_.M, s_.D, s_.Dv));
-    n += piece(floats(own * product({s_.M, round(s_.D) + round(s_.Dv)})));
+    n += piece(floats(partial()));
+    n += sizeof(kernels::RowConstants) * product({s_.H / s_.Hk, s_.N});  // of panels
     n += kGrowth * chunks * 8 * sizeof(int64_t);
     n += 2 * floats(rows_);  // sums over keys for scale and slopes
     if (find_bias<TensorBias>(spec_)) {
@@ -147,6 +168,8 @@ class Workspace {
   const size_t threads_;
   const bool segmented_;
   const size_t queries_, keys_, rows_;
+  fused::ChunkRules rules_;
+  int64_t tile_ = 0;
   int64_t chunks_ = 0;    // of one sequence
   size_t sequences_ = 0;  // of all batch entries
 };

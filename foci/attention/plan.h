@@ -85,6 +85,10 @@ class FOCI_API Bound {
   // `saved` is what forward gave: y and row_stat are needed. Undefined upstream gradients are zero.
   AttentionGradients backward(const AttentionOutputs& saved, const AttentionUpstream& upstream,
                               const AttentionWanted& wanted = {}) const;
+  // Writes into the given tensors (contiguous, shapes as in AttentionGradients; undefined ones are
+  // made).
+  void backward(const AttentionOutputs& saved, const AttentionUpstream& upstream,
+                const AttentionWanted& wanted, AttentionGradients& gradients) const;
 
   // Exact weights (before dropout) of chosen query rows: [B, heads.size(), rows.size(), M] float32.
   Tensor weights(const AttentionOutputs& saved, std::span<const int64_t> rows,

@@ -48,6 +48,20 @@ void strip_weights(const RowMap& map, const Strip& s, float* weights, int64_t st
   softmax_strip_weights(s, weights, stride, scratch);
 }
 
+void add_rows(int64_t rows, int64_t depth, const float* from, int64_t from_stride, float* to,
+              int64_t to_stride, bool accumulate) {
+  const DF d;
+  const int64_t L = lanes();
+  for (int64_t r = 0; r < rows; ++r, from += from_stride, to += to_stride) {
+    int64_t i = 0;
+    for (; i + L <= depth; i += L) {
+      const VF x = hn::LoadU(d, from + i);
+      hn::StoreU(accumulate ? hn::Add(hn::LoadU(d, to + i), x) : x, d, to + i);
+    }
+    for (; i < depth; ++i) to[i] = accumulate ? to[i] + from[i] : from[i];
+  }
+}
+
 bool any_beyond(const float* x, int64_t n) {
   const DF d;
   const int64_t L = lanes();
@@ -74,6 +88,7 @@ const AttentionKernels* attention_table() {
                                       strip_weights,
                                       any_beyond,
                                       exponentials,
+                                      add_rows,
                                       widen_run};
   return &table;
 }

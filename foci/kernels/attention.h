@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "foci/core/dtype.h"
 #include "foci/core/simd_target.h"
@@ -161,6 +162,12 @@ struct NarrowRow {
   StripOutputs out;
 };
 
+// What backward knows of a row before it goes through its keys: p = e^(s − m) · inverse and
+// dS = p · (dP + … − shift).
+struct RowConstants {
+  float m, inverse, shift;
+};
+
 // What backward reads and adds to for a tile of up to kMaxStrips strips of one head.
 struct TileGradients {
   const float* dy = nullptr;  // [lanes, Dv] of the first strip's first lane; null: zero
@@ -177,10 +184,18 @@ struct TileGradients {
   const float* dcoverage = nullptr;  // [keys of the sequence], null: zero
   float* dq = nullptr;               // [lanes, D], overwritten; null with dk and dv: not wanted
   int64_t dq_stride = 0;
-  float* dk = nullptr;  // [keys, dk_stride] partial sums, added to; rows padded to whole vectors
+  // Rows from key_begin on, padded to whole vectors and aligned to them; added to.
+  float* dk = nullptr;
   int64_t dk_stride = 0;
   float* dv = nullptr;
   int64_t dv_stride = 0;
+  // Keys that this call goes through: all, or under softmax of dot scores, where nothing below is
+  // wanted, a panel of them. The first panel's call fills `constants` [queries]; later ones read
+  // them, and add to dq.
+  int64_t key_begin = 0;
+  int64_t key_end = std::numeric_limits<int64_t>::max();
+  RowConstants* constants = nullptr;
+  bool later_panel = false;
   // The rest is not wanted where it is null. Gradient of the bias matrix, added to, at (first query
   // of the tile, first key of the sequence).
   float* dbias = nullptr;
@@ -216,6 +231,9 @@ struct AttentionKernels {
   bool (*any_beyond)(const float* x, int64_t n);
   // to[i] = e^(2·x[i]); something finite in the place of an x beyond kExpLimit.
   RowSize (*exponentials)(const float* x, int64_t n, float* to);
+  // to [rows, depth] = or += from.
+  void (*add_rows)(int64_t rows, int64_t depth, const float* from, int64_t from_stride, float* to,
+                   int64_t to_stride, bool accumulate);
   // n float16 or bfloat16 numbers as floats.
   void (*widen)(DType, const uint16_t* from, int64_t n, float* to);
 };

@@ -6,6 +6,7 @@
 
 #include "attention/generate.h"
 #include "attention/refusal.h"
+#include "attention/tolerance.h"
 #include "foci/attention/plan.h"
 #include "foci/attention/state.h"
 #include "foci/reference/attention.h"
@@ -270,6 +271,41 @@ TEST(Bound, RefusesGradientsThatDoNotFit) {
             "saved.max_key: no tensor was given, but upstream.dmax_weight needs it; ask for "
             "max_weight in spec.statistics");
   EXPECT_EQ(back(saved, {}), "");
+}
+
+TEST(Bound, WritesIntoGivenGradients) {
+  const AttentionInputs in = inputs();
+  const Bound bound = plan_of({}).bind(in);
+  const AttentionOutputs saved = bound.forward();
+  AttentionUpstream up;
+  up.dy = Tensor::zeros(saved.y.shape());
+  up.dy.fill(1);
+  const AttentionGradients want = bound.backward(saved, up);
+  AttentionGradients g;
+  g.dq = Tensor::zeros(in.q.shape());
+  g.dk = Tensor::zeros(in.k.shape());
+  g.dk.fill(7);
+  const void* place = g.dk.raw();
+  bound.backward(saved, up, {}, g);
+  EXPECT_EQ(g.dk.raw(), place);
+  EXPECT_TRUE(testing::same_bits(g.dq, want.dq));
+  EXPECT_TRUE(testing::same_bits(g.dk, want.dk));
+  EXPECT_TRUE(testing::same_bits(g.dv, want.dv));
+
+  const auto refused = [&](Tensor AttentionGradients::*member, const Tensor& t) {
+    AttentionGradients given;
+    given.*member = t;
+    return refusal([&] { bound.backward(saved, up, {}, given); });
+  };
+  using G = AttentionGradients;
+  EXPECT_EQ(refused(&G::dk, Tensor::zeros({2, 2, 5, 9})),
+            "gradients.dk: shape [2, 2, 5, 9] arrived, " + in.k.shape().str() + " is right");
+  EXPECT_EQ(refused(&G::dq, Tensor::zeros(in.q.shape(), DType::f64)),
+            "gradients.dq: float64 arrived, float32 is right");
+  EXPECT_EQ(refused(&G::dq, in.q), "gradients.dq: its memory overlaps that of q");
+  EXPECT_EQ(
+      refused(&G::dslopes, Tensor::zeros({4})),
+      "gradients.dslopes: a tensor arrived, but it is not among the gradients that are wanted");
 }
 
 TEST(Bound, RefusesRowsAndHeadsOutOfRange) {

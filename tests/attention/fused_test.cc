@@ -246,5 +246,58 @@ TEST(Fused, LongRowsInLinearMemory) {
   }
 }
 
+// Chunks of queries and panels of keys: enough of both that partial sums would otherwise be held
+// for all keys at once. Cold, hot (log-sum-exps too coarse to recompute weights from) and masked
+// rows, and what arrives for statistics, pass through the constants that panels share.
+TEST(Fused, LongKeysComeInPanels) {
+  constexpr int64_t kN = 2100, kM = 4800, kD = 64;
+  for (bool grouped : {false, true}) {
+    Rng rng(11);
+    AttentionSpec spec;
+    spec.scale = 1.0;
+    spec.softcap = grouped ? std::optional<double>(20) : std::nullopt;
+    if (grouped) {
+      spec.masks = {Causal{}};
+    } else {
+      spec.masks = {KeyLengths{}};
+      spec.dropout = Dropout{0.25, 3};
+    }
+    spec.statistics = Statistics::all();
+    const AttentionShape shape{1, grouped ? 2 : 1, 1, kN, kM, kD, kD};
+    AttentionInputs in;
+    in.q = random_normal(rng, {1, shape.H, kN, kD}, 0.5);
+    in.k = random_normal(rng, {1, 1, kM, kD});
+    in.v = random_normal(rng, {1, 1, kM, kD});
+    if (!grouped) in.key_lengths = Tensor::from(std::vector<int64_t>{kM - 100}, {1});
+    AttentionUpstream up;
+    up.dy = random_normal(rng, {1, shape.H, kN, kD});
+    up.dentropy = random_normal(rng, {1, shape.H, kN});
+    up.dmax_weight = random_normal(rng, {1, shape.H, kN});
+    up.dcoverage = random_normal(rng, {1, shape.H, kM});
+    const Bound plain = Plan::make(spec, shape, {Implementation::plain, {}}).bind(in);
+    const AttentionGradients want = plain.backward(plain.forward(), up);
+    const double tolerance = testing::case_tolerance(spec, in).gradient;
+    for (SimdTarget target : supported_targets()) {
+      if (grouped && target == SimdTarget::baseline) continue;  // one case is slow enough there
+      const Bound fused = bind_fused(spec, shape, in, target);
+      const AttentionOutputs saved = fused.forward();
+      const AttentionGradients got = fused.backward(saved, up);
+      EXPECT_TRUE(near(got.dq, want.dq, tolerance)) << std::string(name_of(target));
+      EXPECT_TRUE(near(got.dk, want.dk, tolerance)) << std::string(name_of(target));
+      EXPECT_TRUE(near(got.dv, want.dv, tolerance)) << std::string(name_of(target));
+      if (grouped) continue;
+      // Rows of dK and dV that are not aligned to vectors are summed elsewhere, in the same order.
+      AttentionGradients given;
+      const auto odd_place = [&](const Tensor& t) {
+        return Tensor::zeros({t.numel() + 1}).slice(0, 1, t.numel() + 1).reshape(t.shape());
+      };
+      given.dk = odd_place(in.k);
+      given.dv = odd_place(in.v);
+      fused.backward(saved, up, {}, given);
+      EXPECT_EQ(testing::differing_bits(given, got), "") << std::string(name_of(target));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foci

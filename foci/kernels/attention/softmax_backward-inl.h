@@ -78,6 +78,31 @@ inline HWY_NOINLINE void row_delta(const Strip& s, const TileGradients& g, int64
 // is about 6e-8 · |lse|), and maximum and sum are found again.
 inline constexpr float kCoarse = 16.0f;
 
+// What arrives for the statistics of a row's weights.
+inline void take_row_upstream(const Strip& s, const TileGradients& g, int64_t first,
+                              BackwardStrip& b) {
+  for (int lane = 0; lane < kMaxLanes; ++lane) {
+    b.dentropy[lane] = b.dmax[lane] = 0;
+    b.max_key[lane] = -1;
+    if (lane >= s.mask.lanes) continue;
+    if (g.dentropy) b.dentropy[lane] = g.dentropy[first + lane];
+    if (g.dmax_weight) {
+      b.dmax[lane] = g.dmax_weight[first + lane];
+      b.max_key[lane] = static_cast<int32_t>(g.max_key[first + lane]);
+    }
+  }
+}
+
+// Of an earlier panel's call. Lanes without a query have weights 0.
+inline void take_row_constants(const Strip& s, const RowConstants* from, BackwardStrip& b) {
+  for (int lane = 0; lane < kMaxLanes; ++lane) {
+    const RowConstants c = lane < s.mask.lanes ? from[lane] : RowConstants{kInf, 1, 0};
+    b.m[lane] = c.m;
+    b.inverse[lane] = c.inverse;
+    b.shift[lane] = c.shift;
+  }
+}
+
 // Fills m, inverse and shift. Rows whose log-sum-exp is coarse, and an upstream gradient of the
 // coverage (whose part of δ is Σ p·dcoverage), need a pass over the scores first.
 inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradients& g,
@@ -128,8 +153,7 @@ inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradien
     }
   }
   for (int lane = 0; lane < W; ++lane) {
-    b.shift[lane] = b.dentropy[lane] = b.dmax[lane] = 0;
-    b.max_key[lane] = -1;
+    b.shift[lane] = 0;
     if (lane >= s.mask.lanes) continue;
     const int64_t i = first + lane;
     // Summed in the order in which score_gradients adds to dP, so that equal terms cancel exactly.
@@ -139,14 +163,10 @@ inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradien
     if (g.drow_stat) shift -= g.drow_stat[i];
     if (g.dentropy) {
       // dS gets −dH·p·(ln p + H), and ln p = (s − m) + ln(inverse): constants join the shift.
-      b.dentropy[lane] = g.dentropy[i];
       shift += g.dentropy[i] * (g.entropy[i] + std::log(b.inverse[lane]));
     }
-    if (g.dmax_weight) {
-      b.dmax[lane] = g.dmax_weight[i];
-      b.max_key[lane] = static_cast<int32_t>(g.max_key[i]);
-    }
     b.shift[lane] = shift;
+    if (g.constants) g.constants[i] = {b.m[lane], b.inverse[lane], shift};
   }
 }
 
@@ -222,18 +242,25 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     if (g.dy != nullptr) {
       const float* dy = g.dy + t * W * g.dy_stride;
       pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, 1.0f, b[t].dy_panel);
-      row_delta(s, g, t * W, b[t].dy_panel, y_panel, b[t].delta);
+      if (!g.later_panel) row_delta(s, g, t * W, b[t].dy_panel, y_panel, b[t].delta);
       pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, kept_scale(s.dropout),
                 dy_rows + t * W * dy_stride, dy_stride);
     } else {
       std::fill(b[t].delta, b[t].delta + W, 0.0f);
     }
-    softmax_row_constants(s, g, t * W, bits, scores, b[t]);
+    take_row_upstream(s, g, t * W, b[t]);
+    if (g.later_panel) {
+      take_row_constants(s, g.constants + t * W, b[t]);
+    } else {
+      softmax_row_constants(s, g, t * W, bits, scores, b[t]);
+    }
     if (b[t].span.begin < b[t].span.end) {
       begin = HWY_MIN(begin, b[t].span.begin);
       end = HWY_MAX(end, b[t].span.end);
     }
   }
+  begin = HWY_MAX(begin, g.key_begin);
+  end = HWY_MIN(end, g.key_end);
   for (int64_t at = begin; at < end; at += kBackwardBlock) {
     const int64_t stop = HWY_MIN(at + kBackwardBlock, end);
     StripSet weights{}, dscores{};
@@ -317,18 +344,23 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     if (g.dq == nullptr) continue;
     if (g.dy != nullptr) {
       scatter_strips(s0.careful, weights, stop - at, nullptr, Dv, dy_rows, dy_stride,
-                     g.dv + at * g.dv_stride, g.dv_stride);
+                     g.dv + (at - g.key_begin) * g.dv_stride, g.dv_stride);
     }
     if (pairs) continue;
     scatter_strips(s0.careful, dscores, stop - at, nullptr, D, q_rows, q_stride,
-                   g.dk + at * g.dk_stride, g.dk_stride);
+                   g.dk + (at - g.key_begin) * g.dk_stride, g.dk_stride);
   }
   for (int t = 0; t < count; ++t) {
     if (detour) store_row_sums(strips[t], g, t * W, true, b[t].sums);
     if (g.dq == nullptr) continue;
     HWY_ALIGN float factor[kMaxLanes];
     for (float& x : factor) x = dot_scale(strips[t]);
-    unpack_panel(strips[t].mask.lanes, D, b[t].dq, factor, g.dq + t * W * g.dq_stride, g.dq_stride);
+    float* dq = g.dq + t * W * g.dq_stride;
+    if (g.later_panel) {
+      unpack_panel<true>(strips[t].mask.lanes, D, b[t].dq, factor, dq, g.dq_stride);
+    } else {
+      unpack_panel(strips[t].mask.lanes, D, b[t].dq, factor, dq, g.dq_stride);
+    }
   }
   if (dw != nullptr) add_score_w(D, dw, g.dscore_w);
 }

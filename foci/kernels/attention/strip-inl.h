@@ -150,9 +150,10 @@ inline HWY_NOINLINE void copy_rows(int64_t count, const int32_t* index, int64_t 
   }
 }
 
-// y[lane][d] = acc[d][lane] · factor[lane].
-inline HWY_NOINLINE void unpack_panel(int64_t count, int64_t depth, const float* acc,
-                                      const float* factor, float* y, int64_t y_stride) {
+// y[lane][d] = (or with kAdd, +=) acc[d][lane] · factor[lane].
+template <bool kAdd = false>
+HWY_NOINLINE void unpack_panel(int64_t count, int64_t depth, const float* acc, const float* factor,
+                               float* y, int64_t y_stride) {
   const int64_t W = strip_width();
   int64_t lane = 0;
 #if FOCI_HAS_FOURS
@@ -167,18 +168,25 @@ inline HWY_NOINLINE void unpack_panel(int64_t count, int64_t depth, const float*
       const Fours<VF> x{
           hn::Mul(hn::Load(d, from + i * W), f), hn::Mul(hn::Load(d, from + (i + 1) * W), f),
           hn::Mul(hn::Load(d, from + (i + 2) * W), f), hn::Mul(hn::Load(d, from + (i + 3) * W), f)};
-      each_row(d, x, to + i, y_stride,
-               [](auto four, float* at, auto v) HWY_ATTR { hn::StoreU(v, four, at); });
+      each_row(d, x, to + i, y_stride, [](auto four, float* at, auto v) HWY_ATTR {
+        hn::StoreU(kAdd ? hn::Add(hn::LoadU(four, at), v) : v, four, at);
+      });
     }
     for (; i < depth; ++i) {
       for (int64_t n = 0; n < L; ++n) {
-        to[n * y_stride + i] = from[i * W + n] * factor[lane + n];
+        float& y_n = to[n * y_stride + i];
+        const float x = from[i * W + n] * factor[lane + n];
+        y_n = kAdd ? y_n + x : x;
       }
     }
   }
 #endif
   for (; lane < count; ++lane) {
-    for (int64_t i = 0; i < depth; ++i) y[lane * y_stride + i] = acc[i * W + lane] * factor[lane];
+    for (int64_t i = 0; i < depth; ++i) {
+      float& y_i = y[lane * y_stride + i];
+      const float x = acc[i * W + lane] * factor[lane];
+      y_i = kAdd ? y_i + x : x;
+    }
   }
 }
 

@@ -1,0 +1,96 @@
+// How backward is cut: chunks of queries, which partial sums of dK and dV are held at once, and
+// over which keys. All of it depends on shapes alone.
+#include <algorithm>
+
+#include "foci/attention/fused.h"
+
+namespace foci::fused {
+namespace {
+
+// A chunk costs a partial dK and dV; 256 queries repay that many times over.
+constexpr int64_t kLeastQueries = 256;
+constexpr int64_t kMostChunks = 8;
+// Floats of partial sums for one key/value head, above which its keys are taken panel by panel:
+// 16 MB. A panel's tiles pack their queries again, which thousands of keys repay.
+constexpr int64_t kHeadPartial = int64_t{4} << 20;
+// Floats for all heads of a wave: 48 MB, but one head at least.
+constexpr int64_t kWavePartial = int64_t{12} << 20;
+
+}  // namespace
+
+int64_t queries_per_chunk(int64_t queries, int64_t tile, int64_t most) {
+  const int64_t wanted = std::max(kLeastQueries, (queries + most - 1) / most);
+  return (wanted + tile - 1) / tile * tile;
+}
+
+ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums) {
+  ChunkRules rules;
+  rules.panels =
+      std::holds_alternative<Softmax>(spec.normalizer) && !row_sums &&
+      (std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score));
+  return rules;
+}
+
+int64_t most_chunks(const ChunkRules& rules, int64_t queries) {
+  // Where keys cannot be taken in panels, fewer chunks keep the partial sums of long sequences
+  // small against K and V themselves.
+  if (rules.panels || queries <= 8192) return kMostChunks;
+  return queries <= 32768 ? 4 : 2;
+}
+
+int64_t panel_keys(const ChunkRules& rules, int64_t chunks, int64_t keys, int64_t row) {
+  const int64_t per_key = (chunks - 1) * row;
+  if (!rules.panels || per_key * keys <= kHeadPartial) return std::max<int64_t>(keys, 1);
+  return std::max<int64_t>(1, kHeadPartial / per_key / kernels::kBackwardBlock) *
+         kernels::kBackwardBlock;
+}
+
+void Chunks::cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t tile,
+                 const ChunkRules& rules, int64_t row, bool direct) {
+  for (size_t q = 0; q < sequences.size(); ++q) {
+    const Sequence& s = sequences[q];
+    if (s.queries == 0) continue;
+    const int64_t step = queries_per_chunk(s.queries, tile, most_chunks(rules, s.queries));
+    const int64_t count = (s.queries + step - 1) / step;
+    const int64_t panel = std::min(s.keys, panel_keys(rules, count, s.keys, row));
+    for (int64_t hk = 0; hk < kv_heads; ++hk) {
+      const int64_t floats = (count - (direct ? 1 : 0)) * panel * row;
+      if (waves.empty() || panel < s.keys || waves.back().panel < waves.back().keys ||
+          waves.back().partial + floats > kWavePartial ||
+          waves.back().end - waves.back().begin + count > rules.wave) {
+        const auto at = static_cast<int64_t>(list.size());
+        waves.push_back({at, at, 0, 0, 0});
+      }
+      Wave& wave = waves.back();
+      wave.panel = std::max(wave.panel, panel);
+      wave.keys = std::max(wave.keys, s.keys);
+      for (int64_t at = 0; at < s.queries; at += step) {
+        const bool first = at == 0;
+        Chunk c{static_cast<int32_t>(q),
+                static_cast<int32_t>(hk),
+                at,
+                std::min(at + step, s.queries),
+                first,
+                -1,
+                0};
+        if (!(first && direct)) {
+          c.partial_at = wave.partial;
+          wave.partial += panel * row;
+        }
+        list.push_back(c);
+      }
+      wave.end = static_cast<int64_t>(list.size());
+      most_partial = std::max(most_partial, wave.partial);
+    }
+  }
+}
+
+int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries, int64_t keys,
+                       int64_t tile, int64_t row) {
+  const int64_t step = queries_per_chunk(queries, tile, most_chunks(rules, queries));
+  const int64_t count = (queries + step - 1) / step;
+  const int64_t group = count * std::min(keys, panel_keys(rules, count, keys, row)) * row;
+  return std::min(groups * group, std::max(group, kWavePartial));
+}
+
+}  // namespace foci::fused
