@@ -75,7 +75,8 @@ std::vector<Timing> interleaved(const std::vector<Candidate>& candidates,
   std::vector<Timing> result;
   for (size_t i = 0; i < candidates.size() && rounds > 0; ++i) {
     result.push_back({candidates[i].name, quantile(times[i], 0.5), quantile(speedups[i], 0.5),
-                      quantile(speedups[i], 0.25), quantile(speedups[i], 0.75), rounds});
+                      quantile(speedups[i], 0.25), quantile(speedups[i], 0.75), rounds,
+                      quantile(times[i], 0.25), quantile(times[i], 0.75)});
   }
   return result;
 }

@@ -20,6 +20,7 @@ struct Timing {
   // faster. Median and quartiles.
   double speedup, speedup_low, speedup_high;
   int rounds;
+  double seconds_low, seconds_high;  // quartiles of seconds
 };
 
 enum class ClockKind { wall, thread_cpu };  // thread_cpu: of the calling thread alone

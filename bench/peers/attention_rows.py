@@ -1,0 +1,105 @@
+"""Rows of attention, forward and backward, against PyTorch's SDPA, FlexAttention, ONNX Runtime."""
+import time
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.nn.attention import flex_attention as flex
+
+import inputs
+import onnx_peer
+
+# Both sums run in float32, in another order.
+FORWARD, BACKWARD = 2e-5, 1e-4
+
+
+def masks(definition):
+    return definition.get("spec", {}).get("masks", [])
+
+
+def pytorch(definition, case):
+    """SDPA as a function of q, k, v. Its causal is aligned top-left, which N = M makes the same."""
+    causal = masks(definition) == [{"kind": "causal"}]
+    assert causal or not masks(definition), definition["row"]
+    gqa = case.shape[1] != case.shape[2]
+    return lambda q, k, v: sdpa(q, k, v, is_causal=causal, enable_gqa=gqa)
+
+
+def flex_attention(definition, case):
+    """Compiled FlexAttention as a function of q, k, v."""
+    mask, = masks(definition)
+    if mask["kind"] == "causal":
+        def sees(b, h, i, j):
+            return j <= i
+    else:
+        left, right = mask["left"], mask["right"]
+
+        def sees(b, h, i, j):
+            return (j >= i - left) & (j <= i + right)
+    block_mask = flex.create_block_mask(sees, None, None, case.shape[3], case.shape[4],
+                                        device="cpu")
+    compiled = torch.compile(flex.flex_attention)
+    return lambda q, k, v: compiled(q, k, v, block_mask=block_mask)
+
+
+def forward(run, definition, case):
+    candidates, checks, notes = {}, {}, {}
+    for peer in definition["peers"]:
+        if peer == "PyTorch":
+            f = pytorch(definition, case)
+        elif peer == "FlexAttention":
+            f = flex_attention(definition, case)
+        else:
+            for name, operator in onnx_peer.operators(case, run.threads).items():
+                candidates[f"{peer} {name}"] = operator.run
+                operator.run()
+                checks[f"{peer} {name}"] = operator.result()
+            continue
+        with torch.no_grad():
+            begin = time.perf_counter()
+            checks[peer] = f(case.q, case.k, case.v)
+            if peer == "FlexAttention":
+                notes[peer] = f", first call {time.perf_counter() - begin:.1f} s"
+        candidates[peer] = lambda f=f: f(case.q, case.k, case.v)
+    case.forward()
+    far = {name: inputs.difference([case.y], [y], FORWARD, f"forward, {name}")
+           for name, y in checks.items()}
+    candidates["foci"] = case.forward
+    with torch.no_grad():
+        t = run.time(candidates)
+    for peer in definition["peers"]:
+        name = min((n for n in checks if n.startswith(peer)), key=t.median)
+        note = f"{1e3 * t.median(name):.3g} : {1e3 * t.median('foci'):.3g} ms"
+        note += f", {name[len(peer) + 1:]}" if name != peer else ""
+        run.add(definition, f"forward {peer} / foci", t.ratio(name, "foci"),
+                f"{note}{notes.get(peer, '')}, differ {far[name]:.0e}")
+
+
+def backward(run, definition, case):
+    if "PyTorch" not in definition["peers"]:
+        return  # the others have no backward on CPUs
+    leaves = case.leaves()
+    y = pytorch(definition, case)(*leaves)
+
+    def peer():
+        return torch.autograd.grad(y, leaves, case.dy, retain_graph=True)
+
+    case.forward()
+    case.backward()
+    far = inputs.difference(case.foci_gradients(), peer(), BACKWARD, "backward, PyTorch")
+    t = run.time({"PyTorch": peer, "foci": case.backward})
+    run.add(definition, "backward PyTorch / foci", t.ratio("PyTorch", "foci"),
+            f"{1e3 * t.median('PyTorch'):.3g} : {1e3 * t.median('foci'):.3g} ms, differ {far:.0e}")
+
+
+def rows(run):
+    for definition in run.definitions("attention"):
+        for direction in (forward, backward):
+            with run.row(definition, direction.__name__):
+                direction(run, definition, inputs.Case(run.library, definition))
+
+
+def decode_rows(run):
+    """One query: forward alone."""
+    for definition in run.definitions("decode"):
+        with run.row(definition, "forward"):
+            forward(run, definition, inputs.Case(run.library, definition))
