@@ -62,19 +62,23 @@ struct Wave {
   int64_t begin, end;   // of the chunks
   int64_t panel, keys;  // keys of a panel and of a sequence, at most
   int64_t partial;      // floats
+  bool parts;           // one chunk, whose strips leave what they add to dK and dV as parts
 };
 
 struct ChunkRules {
   bool panels = false;  // whether keys may be taken panel by panel
+  bool parts = false;   // whether strips may leave parts
   int64_t wave = 1024;  // chunks of one wave at most, unless one head has more
 };
-// `row_sums`: gradients that are sums over a row's keys are wanted (scale, slopes, tables, bias).
-ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums);
+// `row_sums`: gradients that are sums over a row's keys are wanted (scale, slopes); `shared_sums`:
+// such that several rows add to (tables, bias of one number a key).
+ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums, bool shared_sums);
 
 struct Chunks {
   std::vector<Chunk> list;  // in order of (sequence, kv head, begin)
   std::vector<Wave> waves;
   int64_t most_partial = 0;  // floats of the largest wave
+  bool parts = false;        // whether some wave leaves parts
   // `row` floats of dK's and dV's padded rows together. `direct`: first chunks need no partial
   // sums.
   void cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t tile,
@@ -83,6 +87,13 @@ struct Chunks {
 // most_partial of `groups` equal heads, from above.
 int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries, int64_t keys,
                        int64_t tile, int64_t row);
+
+// Parts (kernels::SparsePart) held at once: what 16 MB hold, but so many in any case that threads
+// have work.
+inline constexpr int64_t kPartFloats = int64_t{4} << 20;
+int64_t least_parts();
+// One part's floats: `count` keys, strips of `width` queries, padded rows of `row` floats.
+int64_t part_floats(int64_t count, int64_t width, int64_t row);
 
 // ---- operands
 // ------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
 // Fused backward: tiles of strips into partial dK and dV, summed in a fixed order.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <optional>
+#include <type_traits>
 
 #include "foci/attention/fused.h"
 #include "foci/core/threads.h"
@@ -53,6 +57,8 @@ double sum_of(const float* x, int64_t n) {
 constexpr int64_t kTableWave = 32;
 // Keys whose partial sums are added up by one task.
 constexpr int64_t kAddKeys = 1024;
+// Strips that leave parts at once.
+constexpr int64_t kMostParts = 256;
 
 class Backward {
  public:
@@ -109,7 +115,11 @@ class Backward {
         constants_.resize(chunks_.list[wave.end - 1].end * group_);
       }
       for (int64_t key = 0; key == 0 || key < wave.keys; key += wave.panel) {
-        parallel_for(count, [&](int64_t task) { chunk(context, wave, task, key); });
+        if (wave.parts) {
+          chunk_by_parts(context, wave);
+        } else {
+          parallel_for(count, [&](int64_t task) { chunk(context, wave, task, key); });
+        }
         if (grads_.dk.defined()) add_keys(wave, key);
         if (wave.panel == 0) break;
       }
@@ -148,9 +158,9 @@ class Backward {
   void cut() {
     const bool tables = table1d_ + table2d_ > 0;
     const bool row_sums =
-        tables || sums_.scale.defined() || sums_.slope.defined() ||
-        (bias_ != fused::BiasGradient::none && bias_ != fused::BiasGradient::shared);
-    fused::ChunkRules rules = fused::chunk_rules(p_.spec, row_sums);
+        sums_.scale.defined() || sums_.slope.defined() || bias_ == fused::BiasGradient::matrix;
+    const bool shared_sums = tables || bias_ == fused::BiasGradient::keys;
+    fused::ChunkRules rules = fused::chunk_rules(p_.spec, row_sums, shared_sums);
     if (tables) rules.wave = kTableWave;
     const int64_t row = products_ ? dk_stride_ + dv_stride_ : 0;
     chunks_.cut(sequences_, Hk_, kernels::kMaxStrips * kernels_.width, rules, row, adds_in_place());
@@ -202,16 +212,9 @@ class Backward {
     for (int64_t h = c.kv_head * group_; h < (c.kv_head + 1) * group_; ++h) {
       const int64_t in_group = h - c.kv_head * group_;
       for (int64_t first = c.begin; first < c.end; first += tile_size) {
-        tile.load(context, s, h, first, std::min(tile_size, c.end - first));
+        load(context, s, h, first, std::min(tile_size, c.end - first), tile);
         kernels::TileGradients& g = tile.gradients;
-        const int64_t i0 = s.query_begin + first;
-        const int64_t row = (s.batch * H_ + h) * N_ + i0;
-        const auto at = [&](const Tensor& t) {
-          return t.defined() ? t.data<float>() + row : nullptr;
-        };
         if (products_) {
-          g.dq = dq_.data<float>() + row * D_;
-          g.dq_stride = D_;
           g.dk = rows.dk;
           g.dk_stride = dk_stride_;
           g.dv = rows.dv;
@@ -223,19 +226,9 @@ class Backward {
           g.constants = constants_.data() + in_group * s.queries + first;
           g.later_panel = key > 0;
         }
-        if (bias_ == fused::BiasGradient::matrix) {
-          const Tensor view = grads_.dbias.broadcast_to({B_, H_, N_, M_});
-          const Dims& stride = view.strides();
-          g.dbias = view.data<float>() + s.batch * stride[0] + h * stride[1] + i0 * stride[2] +
-                    s.key_begin * stride[3];
-          g.dbias_query_stride = stride[2];
-          g.dbias_key_stride = stride[3];
-        }
         if (bias_ == fused::BiasGradient::keys) {
           g.key_sums = sums_.keys.data() + c.keys_at + in_group * s.keys;
         }
-        g.row_scale = at(sums_.scale);
-        g.row_slope = at(sums_.slope);
         if (table1d_ + table2d_ > 0) {
           double* tables =
               sums_.tables.data() + (place * group_ + in_group) * (table1d_ + table2d_);
@@ -246,6 +239,117 @@ class Backward {
         tile.run(kernels_, map_, reinterpret_cast<std::byte*>(scratch.get()));
       }
     }
+  }
+
+  // A tile with the gradients that belong to its rows alone.
+  void load(const fused::TileContext& context, const Sequence& s, int64_t h, int64_t first,
+            int64_t count, fused::Tile& tile) const {
+    tile.load(context, s, h, first, count);
+    kernels::TileGradients& g = tile.gradients;
+    const int64_t i0 = s.query_begin + first;
+    const int64_t row = (s.batch * H_ + h) * N_ + i0;
+    const auto at = [&](const Tensor& t) { return t.defined() ? t.data<float>() + row : nullptr; };
+    if (products_) {
+      g.dq = dq_.data<float>() + row * D_;
+      g.dq_stride = D_;
+    }
+    if (bias_ == fused::BiasGradient::matrix) {
+      const Tensor view = grads_.dbias.broadcast_to({B_, H_, N_, M_});
+      const Dims& stride = view.strides();
+      g.dbias = view.data<float>() + s.batch * stride[0] + h * stride[1] + i0 * stride[2] +
+                s.key_begin * stride[3];
+      g.dbias_query_stride = stride[2];
+      g.dbias_key_stride = stride[3];
+    }
+    g.row_scale = at(sums_.scale);
+    g.row_slope = at(sums_.slope);
+  }
+
+  // A long chunk of a sparse map: some strips at a time are solved, each on its own, and what they
+  // add to dK and dV is kept, no more than their weights ask for; then every block of keys takes
+  // its share of it, strip by strip in order. How many strips are taken at a time changes no bit.
+  void chunk_by_parts(const fused::TileContext& context, const Wave& wave) {
+    const Chunk& c = chunks_.list[wave.begin];
+    const Sequence& s = sequences_[c.sequence];
+    const int64_t width = kernels_.width, strips = (c.end - c.begin + width - 1) / width;
+    const KeyRows rows = rows_of(c, 0, wave);
+    const int64_t blocks = (s.keys + kAddKeys - 1) / kAddKeys;
+    parallel_for(blocks, [&](int64_t block) {
+      const int64_t from = block * kAddKeys, count = std::min(kAddKeys, s.keys - from);
+      std::fill_n(rows.dk + from * dk_stride_, count * dk_stride_, 0.0f);
+      std::fill_n(rows.dv + from * dv_stride_, count * dv_stride_, 0.0f);
+    });
+    const int64_t least = fused::least_parts();
+    std::vector<Part> parts;
+    int64_t at_once = least;
+    for (int64_t at = 0; at < strips * group_; at += static_cast<int64_t>(parts.size())) {
+      parts.clear();
+      parts.resize(std::min(at_once, strips * group_ - at));
+      std::atomic<int64_t> room = fused::kPartFloats;
+      parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t n) {
+        const int64_t h = c.kv_head * group_ + (at + n) / strips;
+        const int64_t first = c.begin + (at + n) % strips * width;
+        solve_part(context, s, h, first, std::min(width, c.end - first), n < least, room, parts[n]);
+      });
+      int64_t largest = 1;
+      for (const Part& part : parts) largest = std::max(largest, part.floats);
+      at_once = std::clamp(fused::kPartFloats / largest, least, std::max(least, kMostParts));
+      // Those that found no room, and what stands behind them, are solved again.
+      const auto full =
+          std::find_if(parts.begin(), parts.end(), [](const Part& part) { return !part.memory; });
+      parts.resize(full - parts.begin());
+      parallel_for(blocks, [&](int64_t block) {
+        const int64_t from = block * kAddKeys, to = std::min(from + kAddKeys, s.keys);
+        for (const Part& part : parts) {
+          kernels_.add_part(part.part, operands_.careful, from, to, D_, Dv_, rows.dk, rows.dv);
+        }
+      });
+      for (size_t n = 0; n < parts.size(); ++n) {
+        if (parts[n].part.broken == 0) continue;
+        const int64_t strip = at + static_cast<int64_t>(n);
+        const int64_t first = c.begin + strip % strips * width;
+        kernels::Strip broken;
+        fused::make_strip(p_, operands_, s, c.kv_head * group_ + strip / strips, first,
+                          std::min(width, c.end - first), broken);
+        kernels_.break_keys(broken, parts[n].part.broken, up_.dy.defined(), rows.dk, rows.dv);
+      }
+    }
+  }
+
+  // What one strip adds to dK and dV, in memory of its own.
+  struct Part {
+    kernels::SparsePart part;
+    std::optional<kernels::Scratch> memory;
+    int64_t floats = 0;
+  };
+
+  // Without memory where there is no room for it, unless it is granted in any case.
+  void solve_part(const fused::TileContext& context, const Sequence& s, int64_t h, int64_t first,
+                  int64_t count, bool granted, std::atomic<int64_t>& room, Part& to) const {
+    const kernels::Scratch scratch(
+        static_cast<int64_t>(kernels_.backward_scratch(map_, most_keys_, D_, Dv_) / sizeof(float)));
+    fused::Tile tile;
+    load(context, s, h, first, count, tile);
+    kernels::SparsePart made;
+    tile.gradients.part = &made;
+    tile.run(kernels_, map_, reinterpret_cast<std::byte*>(scratch.get()));
+    const int64_t width = kernels_.width;
+    to.floats = fused::part_floats(made.count, width, dk_stride_ + dv_stride_);
+    if (!granted && room.fetch_sub(to.floats) < to.floats) return;
+    to.memory.emplace(to.floats);
+    float* at = to.memory->get();
+    const auto keep = [&](const auto*& piece, int64_t n) {
+      if (piece == nullptr) return;
+      std::memcpy(at, piece, static_cast<size_t>(n) * sizeof(float));
+      piece = reinterpret_cast<std::remove_reference_t<decltype(piece)>>(at);
+      at += (n + 15) / 16 * 16;
+    };
+    keep(made.dscores, made.count * width);
+    keep(made.weights, made.count * width);
+    keep(made.q_rows, width * dk_stride_);
+    keep(made.dy_rows, width * dv_stride_);
+    keep(made.index, made.count);
+    to.part = made;
   }
 
   // The partial sums of a panel, chunk by chunk in order, whatever thread made them.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "foci/attention/fused.h"
+#include "foci/core/threads.h"
 
 namespace foci::fused {
 namespace {
@@ -23,18 +24,23 @@ int64_t queries_per_chunk(int64_t queries, int64_t tile, int64_t most) {
   return (wanted + tile - 1) / tile * tile;
 }
 
-ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums) {
+ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums, bool shared_sums) {
+  const bool dot =
+      std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score);
+  const bool softmax = std::holds_alternative<Softmax>(spec.normalizer);
   ChunkRules rules;
-  rules.panels =
-      std::holds_alternative<Softmax>(spec.normalizer) && !row_sums &&
-      (std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score));
+  rules.panels = softmax && dot && !row_sums && !shared_sums;
+  rules.parts = !softmax && dot && !shared_sums;
   return rules;
 }
 
+// Queries from which on partial sums of whole chunks would be too large.
+constexpr int64_t kLongQueries = 8192;
+
 int64_t most_chunks(const ChunkRules& rules, int64_t queries) {
-  // Where keys cannot be taken in panels, fewer chunks keep the partial sums of long sequences
-  // small against K and V themselves.
-  if (rules.panels || queries <= 8192) return kMostChunks;
+  if (rules.panels || queries <= kLongQueries) return kMostChunks;
+  if (rules.parts) return 1;
+  // Fewer chunks keep the partial sums small against K and V themselves.
   return queries <= 32768 ? 4 : 2;
 }
 
@@ -53,13 +59,15 @@ void Chunks::cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64
     const int64_t step = queries_per_chunk(s.queries, tile, most_chunks(rules, s.queries));
     const int64_t count = (s.queries + step - 1) / step;
     const int64_t panel = std::min(s.keys, panel_keys(rules, count, s.keys, row));
+    const bool leaves_parts = rules.parts && s.queries > kLongQueries;
     for (int64_t hk = 0; hk < kv_heads; ++hk) {
       const int64_t floats = (count - (direct ? 1 : 0)) * panel * row;
-      if (waves.empty() || panel < s.keys || waves.back().panel < waves.back().keys ||
-          waves.back().partial + floats > kWavePartial ||
+      if (waves.empty() || panel < s.keys || leaves_parts || waves.back().parts ||
+          waves.back().panel < waves.back().keys || waves.back().partial + floats > kWavePartial ||
           waves.back().end - waves.back().begin + count > rules.wave) {
         const auto at = static_cast<int64_t>(list.size());
-        waves.push_back({at, at, 0, 0, 0});
+        waves.push_back({at, at, 0, 0, 0, leaves_parts});
+        parts = parts || leaves_parts;
       }
       Wave& wave = waves.back();
       wave.panel = std::max(wave.panel, panel);
@@ -91,6 +99,16 @@ int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries,
   const int64_t count = (queries + step - 1) / step;
   const int64_t group = count * std::min(keys, panel_keys(rules, count, keys, row)) * row;
   return std::min(groups * group, std::max(group, kWavePartial));
+}
+
+int64_t least_parts() {
+  return std::max<int64_t>(4, num_threads());
+}
+
+int64_t part_floats(int64_t count, int64_t width, int64_t row) {
+  const auto aligned = [](int64_t n) { return (n + 15) / 16 * 16; };
+  // Its pieces one after another; rows of Q and dY may need a line's rest each.
+  return aligned(count) + 2 * aligned(count * width) + aligned(width * row) + 16;
 }
 
 }  // namespace foci::fused

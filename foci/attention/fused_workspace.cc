@@ -37,7 +37,7 @@ class Workspace {
         queries_(product({s_.B, s_.N})),
         keys_(product({s_.B, s_.M})),
         rows_(product({s_.B, s_.H, s_.N})) {
-    rules_ = fused::chunk_rules(spec, true);
+    rules_ = fused::chunk_rules(spec, false, false);
     tile_ = kernels::kMaxStrips * kernels_.width;
     // Segments are cut one by one, each into as many chunks as its own length asks for, so that
     // eight times their keys is the most.
@@ -62,6 +62,9 @@ class Workspace {
 
  private:
   static size_t floats(size_t n) { return n * sizeof(float); }
+  int64_t round(int64_t n) const {
+    return (n + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
+  }
 
   size_t float_operands() const {
     return floats(product({s_.B, s_.H, s_.N, s_.D + s_.Dv}) +
@@ -118,21 +121,16 @@ class Workspace {
   // Partial sums of dK and dV, with the rules under which they are larger: whether gradients that
   // are sums over rows will be wanted is not known yet.
   size_t partial() const {
-    const auto round = [&](int64_t x) {
-      return (x + kernels_.lanes - 1) / kernels_.lanes * kernels_.lanes;
-    };
     const int64_t row = round(s_.D) + round(s_.Dv), groups = s_.B * s_.Hk;
     if (segmented_) {
       // No more than what all segments' chunks together would hold, or a wave, or one segment.
       const int64_t all = groups * chunks_ * s_.M * row;
       return std::min(all, std::max(chunks_ * s_.M * row, int64_t{12} << 20));
     }
-    fused::ChunkRules free = rules_;
     size_t most = 0;
-    for (bool panels : {false, true}) {
-      free.panels = panels;
+    for (const fused::ChunkRules& rules : {rules_, fused::ChunkRules{}}) {
       most = std::max(
-          most, static_cast<size_t>(fused::partial_floats(free, groups, s_.N, s_.M, tile_, row)));
+          most, static_cast<size_t>(fused::partial_floats(rules, groups, s_.N, s_.M, tile_, row)));
     }
     return most;
   }
@@ -142,6 +140,10 @@ class Workspace {
     const size_t chunks = own + (segmented_ ? product({s_.Hk}) * sequences_ : 0);
     size_t n = threads_ * piece(kernels_.backward_scratch(map_, s_.M, s_.D, s_.Dv));
     n += piece(floats(partial()));
+    if (rules_.parts) {
+      const int64_t part = fused::part_floats(s_.M, kernels_.width, round(s_.D) + round(s_.Dv));
+      n += floats(fused::kPartFloats + fused::least_parts() * part) / 4 * 5;  // as Scratch rounds
+    }
     n += sizeof(kernels::RowConstants) * product({s_.H / s_.Hk, s_.N});  // of panels
     n += kGrowth * chunks * 8 * sizeof(int64_t);
     n += 2 * floats(rows_);  // sums over keys for scale and slopes

@@ -85,6 +85,8 @@ const AttentionKernels* attention_table() {
                                       narrow_scratch,
                                       forward_narrow,
                                       backward_strips,
+                                      add_part,
+                                      break_keys,
                                       strip_weights,
                                       any_beyond,
                                       exponentials,

@@ -168,6 +168,18 @@ struct RowConstants {
   float m, inverse, shift;
 };
 
+// What a strip of a sparse map adds to dK and dV, in the scratch that its backward ran in:
+// dK[index[u]] += Σ_lanes dscores[u][lane] · q_rows[lane], and dV likewise of weights and dy_rows.
+struct SparsePart {
+  int64_t count = 0;               // keys with a weight in some lane
+  const int32_t* index = nullptr;  // [count], ascending
+  const float* dscores = nullptr;  // [count, width]
+  const float* weights = nullptr;  // [count, width], what dropout leaves of them
+  const float* q_rows = nullptr;   // [width, D rounded up to vectors], scaled
+  const float* dy_rows = nullptr;  // [width, Dv rounded up to vectors], scaled; null: zero
+  uint32_t broken = 0;             // lanes whose rows are NaN: break_keys is to be called
+};
+
 // What backward reads and adds to for a tile of up to kMaxStrips strips of one head.
 struct TileGradients {
   const float* dy = nullptr;  // [lanes, Dv] of the first strip's first lane; null: zero
@@ -196,6 +208,8 @@ struct TileGradients {
   int64_t key_end = std::numeric_limits<int64_t>::max();
   RowConstants* constants = nullptr;
   bool later_panel = false;
+  // One strip of a sparse map of dot scores: what it would add to dk and dv is left here.
+  SparsePart* part = nullptr;
   // The rest is not wanted where it is null. Gradient of the bias matrix, added to, at (first query
   // of the tile, first key of the sequence).
   float* dbias = nullptr;
@@ -225,6 +239,11 @@ struct AttentionKernels {
   // `strips` follow one another in queries and share everything but mask and q.
   void (*backward)(const RowMap&, const Strip* strips, int count, const TileGradients&,
                    std::byte* scratch);
+  // Adds a part's keys in [key_begin, key_end) to dk and dv (of key 0).
+  void (*add_part)(const SparsePart&, bool careful, int64_t key_begin, int64_t key_end, int64_t D,
+                   int64_t Dv, float* dk, float* dv);
+  // NaN in dK and dV of every key that a broken lane of a part sees; dk and dv are of key 0.
+  void (*break_keys)(const Strip&, uint32_t broken, bool has_dy, float* dk, float* dv);
   // weights [lanes, keys] of a strip, row stride `stride`; 0 where masked.
   void (*weights)(const RowMap&, const Strip&, float* weights, int64_t stride, std::byte* scratch);
   // Whether any of n floats is NaN, infinite or beyond kProductLimit.

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <optional>
 
 #include "attention/generate.h"
 #include "attention/tolerance.h"
 #include "foci/core/simd_target.h"
+#include "foci/core/threads.h"
 #include "foci/reference/attention.h"
 
 namespace foci {
@@ -104,6 +107,71 @@ TEST(SparseMaps, EntmaxOfExtremeAlphas) {
         EXPECT_EQ(weights.at<float>(0, 0, i, key), out.max_weight.at<float>(0, 0, i)) << where;
       }
       for (float x : out.row_stat.span<float>()) EXPECT_TRUE(std::isfinite(x)) << where;
+    }
+  }
+}
+
+// Sequences so long that strips leave what they add to dK and dV as parts: the same sums as
+// plain's, on any number of threads, with rows of NaN among them and head sizes that fill no
+// vector.
+TEST(SparseMaps, LongSequencesInParts) {
+  constexpr int64_t kN = 8300, kM = 150;
+  struct Threads {
+    int before = num_threads();
+    ~Threads() { set_num_threads(before); }
+  } threads;
+  for (const Normalizer& normalizer :
+       {Normalizer(Sparsemax{}), Normalizer(Entmax{1.5}), Normalizer(TopK{5})}) {
+    for (const bool odd : {false, true}) {
+      Rng rng(23);
+      AttentionSpec spec;
+      spec.normalizer = normalizer;
+      if (odd) {
+        spec.score = Cosine{};
+        spec.scale = 4.0;
+        spec.masks = {Causal{Align::top_left}};
+        spec.dropout = Dropout{0.3, 9};
+      } else {
+        spec.softcap = 8;
+      }
+      const int64_t D = odd ? 10 : 32, H = odd ? 2 : 1;
+      const AttentionShape shape{1, H, 1, kN, kM, D, D};
+      AttentionInputs in;
+      in.q = random_normal(rng, {1, H, kN, D});
+      in.k = random_normal(rng, {1, 1, kM, D});
+      in.v = random_normal(rng, {1, 1, kM, D});
+      AttentionUpstream up;
+      up.dy = random_normal(rng, {1, H, kN, D});
+      up.drow_stat = random_normal(rng, {1, H, kN});
+      const auto gradients = [&](Implementation implementation, std::optional<SimdTarget> target) {
+        const Bound bound = Plan::make(spec, shape, {implementation, target}).bind(in);
+        AttentionWanted wanted;
+        wanted.scale = true;
+        return bound.backward(bound.forward(), up, wanted);
+      };
+      const AttentionGradients want = gradients(Implementation::plain, std::nullopt);
+      for (SimdTarget target : supported_targets()) {
+        set_num_threads(1);
+        const AttentionGradients one = gradients(Implementation::fused, target);
+        set_num_threads(3);
+        const AttentionGradients three = gradients(Implementation::fused, target);
+        EXPECT_EQ(testing::differing_bits(one, three), "") << std::string(name_of(target));
+        // Thousands of terms a key, of both signs: measured against their number.
+        const double tolerance = testing::case_tolerance(spec, in).gradient;
+        EXPECT_TRUE(near(one.dq, want.dq, tolerance)) << std::string(name_of(target));
+        EXPECT_TRUE(near(one.dk, want.dk, tolerance)) << std::string(name_of(target));
+        EXPECT_TRUE(near(one.dv, want.dv, tolerance)) << std::string(name_of(target));
+      }
+      if (odd) continue;
+      // One row of NaN spoils the keys that it sees, all of them; plain agrees on which.
+      in.q.at<float>(0, 0, 8200, 3) = std::numeric_limits<float>::quiet_NaN();
+      const AttentionGradients spoiled = gradients(Implementation::plain, std::nullopt);
+      for (SimdTarget target : supported_targets()) {
+        const AttentionGradients got = gradients(Implementation::fused, target);
+        EXPECT_TRUE(near(got.dk, spoiled.dk)) << std::string(name_of(target));
+        EXPECT_TRUE(near(got.dv, spoiled.dv)) << std::string(name_of(target));
+        EXPECT_TRUE(std::isnan(got.dk.at<float>(0, 0, 0, 0)));
+      }
     }
   }
 }

@@ -113,6 +113,27 @@ inline HWY_NOINLINE void sparse_score_gradients(const RowMap& map, const SparseS
   }
 }
 
+// Keys of the gradients that a row of NaN weights reaches: NaN, whatever else is added to them.
+inline HWY_NOINLINE void break_keys_of(const Strip& s, uint32_t broken, bool has_dy, float* dk,
+                                       int64_t dk_stride, float* dv, int64_t dv_stride) {
+  const KeySpan span = span_of(s.mask);
+  uint32_t bits[kSumBlock], kept[kSumBlock];
+  for (int64_t lo = span.begin; lo < span.end; lo += kSumBlock) {
+    const int64_t hi = HWY_MIN(lo + kSumBlock, span.end);
+    lane_bits(s.mask, lo, hi, bits);
+    std::fill(kept, kept + (hi - lo), ~0u);
+    if (s.dropout.threshold > 0) dropout_lanes(s.dropout, lo, nullptr, hi - lo, kept);
+    for (int64_t j = lo; j < hi; ++j) {
+      const uint32_t seen = bits[j - lo] & broken;
+      if (seen == 0) continue;
+      if (has_dy && (seen & kept[j - lo]) != 0) {
+        for (int64_t i = 0; i < s.Dv; ++i) dv[j * dv_stride + i] = kNaN;
+      }
+      for (int64_t i = 0; i < s.D; ++i) dk[j * dk_stride + i] = kNaN;
+    }
+  }
+}
+
 // Rows that are NaN have no weights to go by: everything that passes through them is NaN. The
 // buffers hold kKeyBlock keys, or all if there are fewer.
 inline HWY_NOINLINE void break_gradients(const Strip& s, const TileGradients& g, int64_t first,
@@ -120,27 +141,44 @@ inline HWY_NOINLINE void break_gradients(const Strip& s, const TileGradients& g,
                                          float* product, float* uncapped, float* ds,
                                          RowSums& sums) {
   const int64_t W = strip_width();
+  if (g.dq != nullptr && g.part == nullptr) {
+    break_keys_of(s, broken, g.dy != nullptr, g.dk, g.dk_stride, g.dv, g.dv_stride);
+  }
+  if (g.dscore_w != nullptr) std::fill(g.dscore_w, g.dscore_w + s.D, double{kNaN});
+  if (!wants_score_gradients(s, g)) return;
   for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
     const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
     lane_bits(s.mask, lo, hi, bits);
-    uint32_t kept[kKeyBlock];
-    std::fill(kept, kept + (hi - lo), ~0u);
-    if (s.dropout.threshold > 0) dropout_lanes(s.dropout, lo, nullptr, hi - lo, kept);
     for (int64_t j = lo; j < hi; ++j) {
       const uint32_t seen = bits[j - lo] & broken;
       for (int64_t lane = 0; lane < W; ++lane) {
         ds[(j - lo) * W + lane] = seen >> lane & 1u ? kNaN : -0.0f;
       }
-      if (seen == 0 || g.dq == nullptr) continue;
-      if (g.dy != nullptr && (seen & kept[j - lo]) != 0) {
-        for (int64_t i = 0; i < s.Dv; ++i) g.dv[j * g.dv_stride + i] = kNaN;
-      }
-      for (int64_t i = 0; i < s.D; ++i) g.dk[j * g.dk_stride + i] = kNaN;
     }
-    if (!wants_score_gradients(s, g)) continue;
     score_gradients_to_products(s, g, first, {lo, nullptr, hi - lo}, product, uncapped, sums, ds);
   }
-  if (g.dscore_w != nullptr) std::fill(g.dscore_w, g.dscore_w + s.D, double{kNaN});
+}
+
+inline void add_part(const SparsePart& p, bool careful, int64_t key_begin, int64_t key_end,
+                     int64_t D, int64_t Dv, float* dk, float* dv) {
+  const int64_t W = strip_width(), L = lanes();
+  const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
+  const int32_t* begin = std::lower_bound(p.index, p.index + p.count, key_begin);
+  const int32_t* end = std::lower_bound(begin, p.index + p.count, key_end);
+  const int64_t at = begin - p.index, count = end - begin;
+  const float* weights = p.weights + at * W;
+  // A gradient of −0 is as good a mark of what to step over: rows of Q that are not finite have no
+  // weights.
+  const StripSet dscores{{p.dscores + at * W}, {p.dscores + at * W}, 1};
+  scatter_strips(careful, dscores, count, begin, D, p.q_rows, q_stride, dk, q_stride);
+  if (p.dy_rows == nullptr) return;
+  const StripSet kept{{weights}, {weights}, 1};
+  scatter_strips(careful, kept, count, begin, Dv, p.dy_rows, dy_stride, dv, dy_stride);
+}
+
+inline void break_keys(const Strip& s, uint32_t broken, bool has_dy, float* dk, float* dv) {
+  const int64_t L = lanes();
+  break_keys_of(s, broken, has_dy, dk, round_up(s.D, L), dv, round_up(s.Dv, L));
 }
 
 inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileGradients& g,
@@ -216,6 +254,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     const float* weights = p.weights + u * W;
     if (s.score == ScoreKind::dot) {
       gather_strip(s.careful, run.count, D, rows, D, part, weights, dq);
+      if (g.part != nullptr) continue;
       const StripSet dscores{{part}, {weights}, 1};
       scatter_strips(s.careful, dscores, run.count, run.index, D, q_rows, q_stride, g.dk,
                      g.dk_stride);
@@ -230,6 +269,12 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     const StripSet left{{weights}, {weights}, 1};
     scatter_strips(s.careful, left, run.count, run.index, Dv, dy_rows, dy_stride, g.dv,
                    g.dv_stride);
+  }
+  if (g.part != nullptr) {
+    *g.part = {p.count, p.index, ds, p.weights, q_rows, g.dy != nullptr ? dy_rows : nullptr,
+               p.broken};
+    // Masked entries keep their mark, −0, and dropped ones get it: neither adds anything.
+    if (dropout) drop_weights(s.dropout, 0, p.index, p.count, p.weights, p.weights);
   }
   if (p.broken != 0) {
     break_gradients(s, g, first, span, p.broken, scratch.bits, product, uncapped, broken_ds, sums);
