@@ -132,6 +132,77 @@ HWY_INLINE V log_near_one(D d, V f) {
   return hn::MulAdd(f2, hn::MulAdd(r, f, hn::Set(d, -0.5f)), f);
 }
 
+// ln(x) for normal x > 0 where x is about 1 or less: absolute error below 4e-8, beside rounding (of
+// x·c, which stays below 6e-8 of x). kSteady: `less` is x − 1 to all its digits, and down to 3/4
+// the error is as small beside |ln x| itself. x ≤ 0 gives some finite number.
+//
+// x = 2^k·y, y in a cell around 1/c: ln x = k·ln 2 − ln c + ln(1 + f), f = y·c − 1, with as many
+// cells to an octave as one instruction finds in a register. 1 lies inside the cell of c = 1; ln(1
+// + f) is a polynomial of the least absolute error whose first coefficient is held at 1.
+template <bool kSteady>
+HWY_INLINE FloatVec log_of_fraction(FloatVec x, FloatVec less) {
+  const FloatTag d;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  const DI di;
+#if HWY_TARGET == HWY_AVX3
+  constexpr int kShift = 19;
+  constexpr int32_t kLowest = 0x3F32AAAB;  // the first cell's least y
+  HWY_ALIGN static constexpr float kInverse[16] = {
+      1.40234375f,  1.34179688f,  1.2890625f,   1.23828125f, 1.19335938f,  1.15039062f,
+      1.109375f,    1.07226562f,  1.03710938f,  1.0f,        0.951171875f, 0.896484375f,
+      0.849609375f, 0.806640625f, 0.767578125f, 0.732421875f};
+  HWY_ALIGN static constexpr float kLog[16] = {
+      -0.338144958f, -0.294009656f,  -0.25391522f,  -0.21372433f, -0.176772341f, -0.140101552f,
+      -0.103796795f, -0.0697738156f, -0.036437396f, 0.0f,         0.0500605032f, 0.109274417f,
+      0.16297859f,   0.214877039f,   0.264515013f,  0.311398596f};
+#else
+  constexpr int kShift = 20;
+  constexpr int32_t kLowest = 0x3F355556;
+  HWY_ALIGN static constexpr float kInverse[8] = {
+      1.3515625f, 1.24609375f, 1.15625f, 1.078125f, 1.0f, 0.90625f, 0.814453125f, 0.73828125f};
+  HWY_ALIGN static constexpr float kLog[8] = {-0.301261336f,  -0.220013663f, -0.145182014f,
+                                              -0.0752234235f, 0.0f,          0.0984400734f,
+                                              0.205238402f,   0.303430438f};
+#endif
+  const VI bits = hn::BitCast(di, x);
+  const VI above = hn::Sub(bits, hn::Set(di, kLowest));
+  const VI cell = hn::ShiftRight<kShift>(above);
+  const VF y =
+      hn::BitCast(d, hn::Sub(bits, hn::And(above, hn::Set(di, static_cast<int32_t>(0xFF800000u)))));
+  const VF k = hn::ConvertTo(d, hn::ShiftRight<23>(above));
+#if HWY_TARGET == HWY_AVX3
+  const VF c{_mm512_permutexvar_ps(cell.raw, hn::Load(d, kInverse).raw)};
+  const VF log{_mm512_permutexvar_ps(cell.raw, hn::Load(d, kLog).raw)};
+#else
+  const VF c{_mm256_permutevar8x32_ps(hn::Load(d, kInverse).raw, cell.raw)};
+  const VF log{_mm256_permutevar8x32_ps(hn::Load(d, kLog).raw, cell.raw)};
+#endif
+  const VF one = hn::Set(d, 1.0f);
+  VF f = hn::MulSub(y, c, one);
+  if constexpr (kSteady) {
+    // c has few digits, so that c − 1 is exact.
+    f = hn::IfThenElse(hn::Gt(less, hn::Set(d, -0.25f)), hn::MulAdd(less, c, hn::Sub(c, one)), f);
+  }
+#if HWY_TARGET == HWY_AVX3
+  VF p = hn::MulAdd(hn::Set(d, 0.3330900669f), f, hn::Set(d, -0.5001809001f));
+#else
+  VF p = hn::MulAdd(hn::Set(d, -0.2501627207f), f, hn::Set(d, 0.3338914812f));
+  p = hn::MulAdd(p, f, hn::Set(d, -0.5000001788f));
+#endif
+  const VF rest = hn::MulAdd(hn::Mul(f, f), p, f);
+  return hn::Add(hn::MulAdd(k, hn::Set(d, 0.69314718055994531f), log), rest);
+#else
+  FloatVec k;
+  FloatVec f = split_for_log(d, x, k);
+  if constexpr (kSteady) {
+    const hn::Mask<FloatTag> near = hn::Gt(less, hn::Set(d, -0.25f));
+    f = hn::IfThenElse(near, less, f);
+    k = hn::IfThenZeroElse(near, k);
+  }
+  return hn::MulAdd(k, hn::Set(d, 0.69314718055994531f), log_near_one(d, f));
+#endif
+}
+
 // ln(x) for normal x > 0, relative error below 2e-7 (also near 1); exactly 0 at 1. Zero and
 // subnormal x read as about 2^-127; negative x, infinity and NaN give garbage.
 template <class D, class V = hn::Vec<D>>

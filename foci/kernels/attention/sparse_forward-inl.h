@@ -157,6 +157,7 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   pack_queries(s, panel);
   std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
 
+  p.wants_key = o.max_key != nullptr;
   solve_rows(map, s, span, panel, scratch, p);
   HWY_ALIGN float factor[kMaxLanes] = {};
   HWY_ALIGN float entropy[kMaxLanes];

@@ -13,6 +13,7 @@
 #endif
 
 #include <cmath>
+#include <type_traits>
 
 #include "foci/kernels/attention/normalizers/sparsemax-inl.h"
 
@@ -22,44 +23,69 @@ namespace HWY_NAMESPACE {
 
 // ---- powers: e, proportional to [z + t]₊^P, and its slope e' = e·t/(z + t) ----------------------
 
+// With kCurved, `terms` gives the numbers whose sums a step of Halley takes: [z + t]₊^P/t^P and the
+// same of P − 1 and P − 2.
+
 // α = 1.5. e = ((z + t)/t)².
 struct SquarePower {
+  static constexpr bool kCurved = true;
   HWY_INLINE VF operator()(VF z, VF t, VF inverse_t, VF& slope) const {
     slope = hn::Mul(hn::Max(hn::Add(z, t), hn::Zero(DF())), inverse_t);
     return hn::Mul(slope, slope);
   }
-  // ln(t·S^(α−1)) > 0 → 1 − 1/(t·S^(α−1))
+  HWY_INLINE void terms(VF z, VF t, VF inverse_t, VF (&e)[3]) const {
+    const DF d;
+    e[0] = (*this)(z, t, inverse_t, e[1]);
+    e[2] = hn::IfThenElseZero(hn::Gt(e[1], hn::Zero(d)), hn::Set(d, 1.0f));
+  }
+  // ln(t·S^(α−1)) → 1 − 1/(t·S^(α−1))
   HWY_INLINE VF excess(VF t, VF sum) const {
     const VF one = hn::Set(DF(), 1.0f);
     return hn::Sub(one, hn::Div(one, hn::Mul(t, hn::Sqrt(sum))));
   }
+  HWY_INLINE VF half_less_one() const { return hn::Set(DF(), 0.5f); }
 };
 
-// α < 2. e = (1 + z/t)^P as exp(P·ln(1 + z/t)): relative to t, and with z/t itself where that is
-// small, so that a P of hundreds (α near 1) magnifies no rounding: in the limit e = e^(s − max).
-struct SteadyPower {
+// α < 2. e = (1 + z/t)^P as exp(P·ln(1 + z/t)). kSteady: from z/t itself where that is small, so
+// that a P of hundreds (α near 1) magnifies no rounding: in the limit e = e^(s − max).
+template <bool kSteady, bool kCurves>
+struct FractionPower {
+  static constexpr bool kCurved = kCurves;
+  VF lowest;            // P − 2 if kCurved, or else P − 1
   VF less_one, factor;  // P − 1 and α − 1
-  HWY_INLINE VF operator()(VF z, VF t, VF inverse_t, VF& slope) const {
+  // (z + t)/t, and its power `exponent` where that is above 0.
+  HWY_INLINE VF raise(VF z, VF t, VF inverse_t, VF exponent, VF& ratio) const {
     const DF d;
-    const VF over = hn::Add(z, t);  // exact where it is small
-    VF ratio = hn::Mul(over, inverse_t);
-    const VF less = hn::Mul(z, inverse_t);
-    VF k;
-    VF f = split_for_log(d, ratio, k);
-    const hn::Mask<DF> near = hn::Gt(less, hn::Set(d, -0.25f));
-    f = hn::IfThenElse(near, less, f);
-    k = hn::IfThenZeroElse(near, k);
-    ratio = hn::IfThenElse(near, hn::Add(less, hn::Set(d, 1.0f)), ratio);
-    const VF log = hn::MulAdd(k, hn::Set(d, 0.69314718055994531f), log_near_one(d, f));
-    slope =
-        hn::IfThenElseZero(hn::Gt(over, hn::Zero(d)), exp_nonpositive(d, hn::Mul(less_one, log)));
-    return hn::Mul(slope, hn::Max(ratio, hn::Zero(d)));
+    ratio = hn::Mul(hn::Max(hn::Add(z, t), hn::Zero(d)), inverse_t);
+    VF less = z;
+    if constexpr (kSteady) less = hn::Mul(z, inverse_t);
+    const VF x = hn::Mul(exponent, log_of_fraction<kSteady>(ratio, less));
+    if constexpr (kSteady) {
+      ratio =
+          hn::IfThenElse(hn::Gt(less, hn::Set(d, -0.25f)), hn::Add(less, hn::Set(d, 1.0f)), ratio);
+    }
+    const hn::Mask<DF> in =
+        hn::And(hn::Gt(ratio, hn::Zero(d)), hn::Ge(x, hn::Set(d, kLeastExponent)));
+    return hn::IfThenElseZero(in, exp_in_range(x));
+  }
+  HWY_INLINE VF operator()(VF z, VF t, VF inverse_t, VF& slope) const {
+    VF ratio;
+    slope = raise(z, t, inverse_t, less_one, ratio);
+    return hn::Mul(slope, ratio);
+  }
+  HWY_INLINE void terms(VF z, VF t, VF inverse_t, VF (&e)[3]) const {
+    VF ratio;
+    e[2] = raise(z, t, inverse_t, lowest, ratio);
+    e[1] = hn::Mul(e[2], ratio);
+    e[0] = hn::Mul(e[1], ratio);
   }
   HWY_INLINE VF excess(VF t, VF sum) const {
     const DF d;
     const VF log = hn::MulAdd(factor, log_positive(d, sum), log_positive(d, t));
-    return hn::Sub(hn::Set(d, 1.0f), exp_nonpositive(d, hn::Neg(log)));
+    const VF least = hn::Set(d, kLeastExponent);
+    return hn::Sub(hn::Set(d, 1.0f), exp_in_range(hn::Max(hn::Neg(log), least)));
   }
+  HWY_INLINE VF half_less_one() const { return hn::Mul(less_one, hn::Set(DF(), 0.5f)); }
 };
 
 // α > 2. e = (z + t)^P, which leaves 0 with an infinite slope.
@@ -92,30 +118,145 @@ HWY_INLINE void sum_powers(const Power& power, int64_t count, const float* strip
 }
 
 // ---- t for α < 2 --------------------------------------------------------------------------------
+//
+// The sums Σ [z + t]₊^p are smooth in p, so that those of p = m, 2m, 3m, 4m, which cost a
+// multiplication each, tell that of P to a few thousandths by interpolating their logarithms. From
+// the root of that, a step or two with the true power do.
 
-// Up to `steps` Newton steps of one vector of lanes on N(t) = ‖[z + t]₊‖_P = 1. A norm is convex in
-// t, so that t falls to the root from any start above it. A lane is settled when t no longer falls,
-// or fell by so little that the next step is below rounding; from then on it is left alone, however
-// long its neighbours take: open[] is 0.
-template <class Power>
-HWY_NOINLINE void lower_t(const Power& power, float enough, int steps, int64_t count,
-                          const float* strip, const int32_t* index, float* at, float* open) {
+// Nodes of the interpolation, and how much each counts at P and at P − 1.
+struct PowerNodes {
+  bool counts;    // nodes 0, 1, 2, 3 instead
+  int squarings;  // m = 2^squarings
+  float at_power[4], at_less_one[4];
+};
+inline PowerNodes power_nodes(double power) {
+  PowerNodes nodes{power < 2, 0, {}, {}};
+  double node[4];
+  double m = 1;
+  for (; power > 3.5 * m; m *= 2) ++nodes.squarings;
+  for (int i = 0; i < 4; ++i) node[i] = m * (nodes.counts ? i : i + 1);
+  const auto weigh = [&](double at, int first, float* weight) {
+    for (int i = first; i < 4; ++i) {
+      double w = 1;
+      for (int j = first; j < 4; ++j) w *= j == i ? 1 : (at - node[j]) / (node[i] - node[j]);
+      weight[i] = static_cast<float>(w);
+    }
+  };
+  // The number of keys jumps, and is no help where others stand on both sides.
+  weigh(power, nodes.counts ? 1 : 0, nodes.at_power);
+  weigh(power - 1, 0, nodes.at_less_one);
+  return nodes;
+}
+
+// t of one vector of lanes to about a hundredth, by Newton steps on the interpolated norm from 1.
+template <bool kCounts>
+HWY_NOINLINE void approach_t(const PowerNodes& nodes, float factor, int64_t count,
+                             const float* strip, float* at) {
   const DF d;
-  VF t = hn::Load(d, at);
-  hn::Mask<DF> active = hn::Gt(hn::Load(d, open), hn::Zero(d));
-  for (int step = 0; step < steps && !hn::AllFalse(d, active); ++step) {
-    VF sum, slope;
-    sum_powers(power, count, strip, index, t, hn::Div(hn::Set(d, 1.0f), t), sum, slope);
-    const VF fall = hn::Div(hn::Mul(hn::Mul(power.excess(t, sum), t), sum), slope);
-    const VF next = hn::Sub(t, fall);
-    // False for lanes without candidates, where `fall` is NaN.
-    active = hn::And(active, hn::And(hn::Lt(next, t), hn::Gt(next, hn::Zero(d))));
+  const int64_t W = strip_width();
+  const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  VF t = one;
+  hn::Mask<DF> active = hn::Eq(one, one);
+  for (int step = 0; step < 7 && !hn::AllFalse(d, active); ++step) {
+    const VF inverse_t = hn::Div(one, t);
+    VF sums[4] = {zero, zero, zero, zero};
+    for (int64_t u = 0; u < count; ++u) {
+      const VF over = hn::Max(hn::Add(hn::Load(d, strip + u * W), t), zero);
+      VF x = hn::Mul(over, inverse_t);
+      if constexpr (!kCounts) {
+        for (int i = 0; i < nodes.squarings; ++i) x = hn::Mul(x, x);
+      }
+      const VF x2 = hn::Mul(x, x);
+      if constexpr (kCounts) {
+        sums[0] = hn::Add(sums[0], hn::IfThenElseZero(hn::Gt(x, zero), one));
+        sums[1] = hn::Add(sums[1], x);
+        sums[2] = hn::Add(sums[2], x2);
+        sums[3] = hn::MulAdd(x2, x, sums[3]);
+      } else {
+        sums[0] = hn::Add(sums[0], x);
+        sums[1] = hn::Add(sums[1], x2);
+        sums[2] = hn::MulAdd(x2, x, sums[2]);
+        sums[3] = hn::MulAdd(x2, x2, sums[3]);
+      }
+    }
+    VF log_sum = zero, log_slope = zero;
+    for (int i = 0; i < 4; ++i) {
+      const VF log = log_positive(d, sums[i]);
+      log_sum = hn::MulAdd(hn::Set(d, nodes.at_power[i]), log, log_sum);
+      log_slope = hn::MulAdd(hn::Set(d, nodes.at_less_one[i]), log, log_slope);
+    }
+    const auto power_of = [&](VF x) HWY_ATTR {
+      return exp_in_range(hn::Max(hn::Min(x, hn::Set(d, 80.0f)), hn::Set(d, -80.0f)));
+    };
+    const VF log_norm = hn::MulAdd(hn::Set(d, factor), log_sum, log_positive(d, t));
+    const VF excess = hn::Sub(one, power_of(hn::Neg(log_norm)));
+    const VF fall = hn::Mul(hn::Mul(excess, t), power_of(hn::Sub(log_sum, log_slope)));
+    const VF next = hn::Min(hn::Max(hn::Sub(t, fall), hn::Mul(t, hn::Set(d, 0.1f))), one);
+    const VF moved = hn::Abs(hn::Sub(next, t));
     t = hn::IfThenElse(active, next, t);
-    active = hn::And(active, hn::Gt(fall, hn::Mul(t, hn::Set(d, enough))));
+    active = hn::And(active, hn::Gt(moved, hn::Mul(t, hn::Set(d, 0.05f))));
   }
   hn::Store(t, d, at);
-  hn::Store(hn::IfThenElseZero(active, hn::Set(d, 1.0f)), d, open);
 }
+
+// The root of N(t) = ‖[z + t]₊‖_P = 1 for one vector of lanes, from any t. N is convex: after its
+// first step Newton's method falls to the root from above. Where P ≥ 2 the first three steps are
+// Halley's, which cube the error. A lane is settled when what is left after its step lies below
+// rounding, or when t no longer falls; from then on it is left alone, however long its neighbours
+// take.
+template <class Power>
+HWY_NOINLINE void settle_t(const Power& power, int64_t count, const float* strip,
+                           const int32_t* index, float* at) {
+  const DF d;
+  const int64_t W = strip_width();
+  const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  constexpr int kTerms = Power::kCurved ? 3 : 2, kHalley = Power::kCurved ? 3 : 0;
+  // What the last step may be. With P ≥ 2 slopes change smoothly: a step of Newton of 2^-13 is
+  // followed by one of about 2^-26. Below, slopes jump where keys leave.
+  const VF enough = hn::Set(d, Power::kCurved ? 0x1p-13f : 0x1p-22f);
+  VF t = hn::Load(d, at);
+  hn::Mask<DF> active = hn::Eq(one, one);
+  for (int step = 0; step < 64 && !hn::AllFalse(d, active); ++step) {
+    const VF inverse_t = hn::Div(one, t);
+    VF sums[kTerms];
+#pragma GCC unroll 4
+    for (VF& sum : sums) sum = zero;
+    sum_rows(count, index, sums, [&](int64_t u, VF* part) HWY_ATTR {
+      const VF z = hn::Load(d, strip + u * W);
+      if constexpr (Power::kCurved) {
+        VF e[3];
+        power.terms(z, t, inverse_t, e);
+#pragma GCC unroll 4
+        for (int i = 0; i < 3; ++i) part[i] = hn::Add(part[i], e[i]);
+      } else {
+        VF slope;
+        part[0] = hn::Add(part[0], power(z, t, inverse_t, slope));
+        part[1] = hn::Add(part[1], slope);
+      }
+    });
+    VF fall = hn::Div(hn::Mul(power.excess(t, sums[0]), sums[0]), sums[1]);  // in units of t
+    VF last = enough;
+    if constexpr (Power::kCurved) {
+      if (step < kHalley) {
+        const VF curve = hn::Sub(hn::Div(sums[2], sums[1]), hn::Div(sums[1], sums[0]));
+        const VF bend = hn::Mul(hn::Mul(power.half_less_one(), curve), fall);
+        const VF halley = hn::Div(fall, hn::Sub(one, bend));
+        fall = hn::IfThenElse(hn::Lt(hn::Abs(bend), hn::Set(d, 0.5f)), halley, fall);
+        last = hn::Set(d, 0x1p-8f);
+      }
+    }
+    VF next = hn::NegMulAdd(fall, t, t);
+    next = hn::Min(hn::Max(next, hn::Mul(t, hn::Set(d, 0.05f))), one);
+    // False for lanes without candidates, where `fall` is NaN.
+    active = hn::And(active, hn::Eq(fall, fall));
+    if (step > kHalley) active = hn::And(active, hn::Lt(next, t));
+    t = hn::IfThenElse(active, next, t);
+    active = hn::And(active, hn::Gt(hn::Abs(fall), last));
+  }
+  hn::Store(t, d, at);
+}
+
+// ---- t for α > 2 --------------------------------------------------------------------------------
 
 // In place: rows with z > −t in some lane. t only falls, so the others are out for good.
 inline HWY_NOINLINE void keep_above(const float* t, SparseStrip& p) {
@@ -126,7 +267,7 @@ inline HWY_NOINLINE void keep_above(const float* t, SparseStrip& p) {
   int64_t kept = 0;
   for (int64_t u = 0; u < p.count; ++u) {
     const VF z0 = hn::Load(d, p.weights + u * W), z1 = hn::Load(d, p.weights + u * W + L);
-    const bool any = !hn::AllFalse(d, hn::Gt(z0, tau0)) || !hn::AllFalse(d, hn::Gt(z1, tau1));
+    const bool any = !hn::AllFalse(d, hn::Or(hn::Gt(z0, tau0), hn::Gt(z1, tau1)));
     hn::Store(z0, d, p.weights + kept * W);
     hn::Store(z1, d, p.weights + kept * W + L);
     p.index[kept] = p.index[u];
@@ -134,23 +275,6 @@ inline HWY_NOINLINE void keep_above(const float* t, SparseStrip& p) {
   }
   p.count = kept;
 }
-
-// From t, which no lane's root is above.
-template <class Power>
-void solve_steady(const Power& power, float enough, SparseStrip& p, float* t) {
-  const int64_t L = lanes();
-  HWY_ALIGN float open[kMaxLanes];
-  for (float& x : open) x = 1;
-  // The first steps leave few keys to be summed.
-  for (int steps : {2, 2, 60}) {
-    for (int v = 0; v < kVectors; ++v) {
-      lower_t(power, enough, steps, p.count, p.weights + v * L, p.index, t + v * L, open + v * L);
-    }
-    if (steps == 2) keep_above(t, p);
-  }
-}
-
-// ---- t for α > 2 --------------------------------------------------------------------------------
 
 // Newton steps inside a bracket, by halves where they leave it. Where a key is about to leave, the
 // weight [z + t]₊^P it still has can hang on digits of t that float32 does not hold; so the lanes
@@ -222,6 +346,7 @@ HWY_NOINLINE void weigh_powers(const Power& power, float factor, const float* of
   const int64_t L = lanes();
   const int64_t W = strip_width();
   const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  HWY_ALIGN float inverses[kMaxLanes];
   for (int v = 0; v < kVectors; ++v) {
     float* strip = p.weights + v * L;
     const VF t = hn::Load(d, at + v * L), inverse_t = hn::Div(one, t);
@@ -235,10 +360,7 @@ HWY_NOINLINE void weigh_powers(const Power& power, float factor, const float* of
       hn::Store(e, d, strip + u * W);
     });
     const VF inverse = hn::Div(one, sums[0]);
-    for (int64_t u = 0; u < p.count; ++u) {
-      const VF w = hn::Mul(hn::Load(d, strip + u * W), inverse);
-      hn::Store(hn::IfThenElse(hn::Gt(w, zero), w, hn::Set(d, -0.0f)), d, strip + u * W);
-    }
+    hn::Store(inverse, d, inverses + v * L);
     VF slope;
     hn::Store(hn::Mul(power(hn::Load(d, offset + v * L), t, inverse_t, slope), inverse), d,
               p.max_weight + v * L);
@@ -248,7 +370,21 @@ HWY_NOINLINE void weigh_powers(const Power& power, float factor, const float* of
     const double t = double{offset[lane]} + at[lane];
     p.row_stat[lane] = static_cast<float>(double{factor} * p.max[lane] - t);
   }
-  keep_weights(p);
+  const VF i0 = hn::Load(d, inverses), i1 = hn::Load(d, inverses + L);
+  keep_weights(p, [&](VF e0, VF e1, VF& w0, VF& w1) HWY_ATTR {
+    w0 = hn::Mul(e0, i0);
+    w1 = hn::Mul(e1, i1);
+  });
+}
+
+template <class Power>
+void settle_and_weigh(const Power& power, float factor, const float* offset, float* t,
+                      SparseStrip& p) {
+  const int64_t L = lanes();
+  for (int v = 0; v < kVectors; ++v) {
+    settle_t(power, p.count, p.weights + v * L, p.index, t + v * L);
+  }
+  weigh_powers(power, factor, offset, t, p);
 }
 
 // Candidates, as gather_candidates leaves them, become weights.
@@ -259,19 +395,26 @@ inline void solve_entmax(double alpha, SparseStrip& p) {
   HWY_ALIGN float offset[kMaxLanes] = {};
   const auto factor = static_cast<float>(alpha - 1);
   const auto power = static_cast<float>(1 / (alpha - 1));
-  // What the last step may leave. With P ≥ 2 slopes change smoothly, and a step of 2^-13 is
-  // followed by one of about 2^-26. Below, slopes jump where keys leave.
-  constexpr float kSmooth = 0x1p-13f, kJumping = 0x1p-22f;
-  if (alpha < 2) {
+  if (alpha == 1.5) {
     for (float& x : t) x = 1;
-    // Every [z + t]₊ is at most 1, so that a smaller P has the smaller t: the cheap square's t is
-    // an upper bound where P < 2.
-    if (alpha >= 1.5) solve_steady(SquarePower{}, kSmooth, p, t);
-    if (alpha == 1.5) return weigh_powers(SquarePower{}, factor, offset, t, p);
-    const SteadyPower steady{hn::Set(d, static_cast<float>(1 / (alpha - 1) - 1)),
-                             hn::Set(d, factor)};
-    solve_steady(steady, alpha < 1.5 ? kSmooth : kJumping, p, t);
-    return weigh_powers(steady, factor, offset, t, p);
+    return settle_and_weigh(SquarePower{}, factor, offset, t, p);
+  }
+  if (alpha < 2) {
+    const PowerNodes nodes = power_nodes(1 / (alpha - 1));
+    for (int v = 0; v < kVectors; ++v) {
+      const float* strip = p.weights + v * L;
+      nodes.counts ? approach_t<true>(nodes, factor, p.count, strip, t + v * L)
+                   : approach_t<false>(nodes, factor, p.count, strip, t + v * L);
+    }
+    const auto solve = [&](auto steady, auto curved) {
+      const VF less_one = hn::Set(d, static_cast<float>(1 / (alpha - 1) - 1));
+      const VF lowest = hn::Set(d, static_cast<float>(1 / (alpha - 1) - (curved ? 2 : 1)));
+      settle_and_weigh(FractionPower<steady, curved>{lowest, less_one, hn::Set(d, factor)}, factor,
+                       offset, t, p);
+    };
+    if (alpha > 1.5) return solve(std::false_type(), std::false_type());
+    return power > 16 ? solve(std::true_type(), std::true_type())
+                      : solve(std::false_type(), std::true_type());
   }
   const SteepPower steep{hn::Set(d, power)};
   // And where P < 1, that of sparsemax is.

@@ -27,8 +27,9 @@ struct SparseStrip {
   HWY_ALIGN float max[kMaxLanes];         // largest score; +inf where there is none to weigh
   HWY_ALIGN float row_stat[kMaxLanes];    // τ or log-sum-exp
   HWY_ALIGN float max_weight[kMaxLanes];  // of the key with the largest score
-  HWY_ALIGN int32_t max_key[kMaxLanes];
+  HWY_ALIGN int32_t max_key[kMaxLanes];   // if it is wanted
   HWY_ALIGN float support[kMaxLanes];
+  bool wants_key = false;
   uint32_t seen = 0;    // lanes whose row has keys
   uint32_t broken = 0;  // of those, lanes whose results are NaN: a NaN score, or no finite largest
 };
@@ -60,12 +61,10 @@ HWY_INLINE void sum_rows(int64_t count, const int32_t* index, VF (&total)[N], co
   for (int64_t u = 0; u < count;) {
     const int64_t stop = (int64_t{index[u]} / kSumBlock + 1) * kSumBlock;
     VF part[N];
+#pragma GCC unroll 4
     for (int n = 0; n < N; ++n) part[n] = hn::Zero(d);
-    for (; u + 1 < count && index[u + 1] < stop; u += 2) {
-      row(u, part);
-      row(u + 1, part);
-    }
     for (; u < count && index[u] < stop; ++u) row(u, part);
+#pragma GCC unroll 4
     for (int n = 0; n < N; ++n) total[n] = hn::Add(total[n], part[n]);
   }
 }
@@ -81,41 +80,44 @@ inline void begin_rows(const Strip& s, SparseStrip& p) {
 }
 
 // In place: of `count` rows of scores, those whose z = factor·(s − max) is above −1 in some lane.
-// With kFinish they become z, and max_key is the first key of z = 0.
+// With kFinish they become z.
 template <bool kFinish>
-HWY_NOINLINE int64_t keep_candidates(int64_t count, float factor, SparseStrip& p, float* strip,
-                                     int32_t* index) {
+HWY_NOINLINE int64_t keep_candidates(int64_t count, float factor, const SparseStrip& p,
+                                     float* strip, int32_t* index) {
   const DF d;
-  const DI di;
   const int64_t L = lanes();
   const int64_t W = strip_width();
   const VF m0 = hn::Load(d, p.max), m1 = hn::Load(d, p.max + L);
   const VF c = hn::Set(d, factor), minus_one = hn::Set(d, -1.0f);
-  VI key0 = hn::Load(di, p.max_key), key1 = hn::Load(di, p.max_key + L);
-  const VI none = hn::Set(di, -1);
   int64_t kept = 0;
   for (int64_t u = 0; u < count; ++u) {
     const VF s0 = hn::Load(d, strip + u * W), s1 = hn::Load(d, strip + u * W + L);
     // A lane without scores has max −inf: its −inf − −inf is NaN, no candidate.
     const VF z0 = hn::Mul(c, hn::Sub(s0, m0)), z1 = hn::Mul(c, hn::Sub(s1, m1));
-    const bool any =
-        !hn::AllFalse(d, hn::Gt(z0, minus_one)) || !hn::AllFalse(d, hn::Gt(z1, minus_one));
+    const bool any = !hn::AllFalse(d, hn::Or(hn::Gt(z0, minus_one), hn::Gt(z1, minus_one)));
     const int32_t key = index[u];
     hn::Store(kFinish ? z0 : s0, d, strip + kept * W);
     hn::Store(kFinish ? z1 : s1, d, strip + kept * W + L);
     index[kept] = key;
     kept += any ? 1 : 0;
-    if constexpr (kFinish) {
-      const hn::Mask<DF> top0 = hn::Eq(z0, hn::Zero(d)), top1 = hn::Eq(z1, hn::Zero(d));
-      key0 = hn::IfThenElse(hn::And(hn::RebindMask(di, top0), hn::Eq(key0, none)), hn::Set(di, key),
-                            key0);
-      key1 = hn::IfThenElse(hn::And(hn::RebindMask(di, top1), hn::Eq(key1, none)), hn::Set(di, key),
-                            key1);
-    }
   }
-  hn::Store(key0, di, p.max_key);
-  hn::Store(key1, di, p.max_key + L);
   return kept;
+}
+
+// max_key of each lane: the first key of z = 0.
+inline HWY_NOINLINE void find_max_keys(SparseStrip& p) {
+  const DF d;
+  const DI di;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  for (int v = 0; v < kVectors; ++v) {
+    VI key = hn::Set(di, -1);
+    for (int64_t u = p.count - 1; u >= 0; --u) {
+      const hn::Mask<DF> top = hn::Eq(hn::Load(d, p.weights + u * W + v * L), hn::Zero(d));
+      key = hn::IfThenElse(hn::RebindMask(di, top), hn::Set(di, p.index[u]), key);
+    }
+    hn::Store(key, di, p.max_key + v * L);
+  }
 }
 
 // The candidates of p = [factor·s − τ]₊^…: keys with z = factor·(s − max) > −1, since τ is at least
@@ -144,13 +146,15 @@ inline HWY_NOINLINE void gather_candidates(const Strip& s, const KeySpan& span, 
     nan |= bits_of(nan0, nan1);
     hn::Store(m0, d, p.max);
     hn::Store(m1, d, p.max + L);
-    p.count += keep_candidates<false>(hi - lo, factor, p, part, p.index + p.count);
+    const bool more = hi < span.end;
+    p.count += more ? keep_candidates<false>(hi - lo, factor, p, part, p.index + p.count) : hi - lo;
   }
   p.broken = nan;
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
     if (nan >> lane & 1u) p.max[lane] = kInf;
   }
   p.count = keep_candidates<true>(p.count, factor, p, p.weights, p.index);
+  if (p.wants_key) find_max_keys(p);
 }
 
 // Which rows there are, once their support is known.
@@ -162,19 +166,23 @@ inline void finish_rows(const Strip& s, const KeySpan& span, uint32_t* bits, Spa
   p.broken &= p.seen;
 }
 
-// In place: rows with a weight (anything but −0) in some lane.
-inline HWY_NOINLINE void keep_weights(SparseStrip& p) {
+// In place: of the numbers in the strip, `weigh` makes weights (numbers that are not above 0: none,
+// −0); rows with a weight in some lane are kept.
+template <class Weigh>
+HWY_INLINE void keep_weights(SparseStrip& p, const Weigh& weigh) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
+  const VF zero = hn::Zero(d), none = hn::Set(d, -0.0f);
   int64_t kept = 0;
   for (int64_t u = 0; u < p.count; ++u) {
-    const VF w0 = hn::Load(d, p.weights + u * W), w1 = hn::Load(d, p.weights + u * W + L);
-    const bool none = hn::AllTrue(d, is_masked(w0)) && hn::AllTrue(d, is_masked(w1));
-    hn::Store(w0, d, p.weights + kept * W);
-    hn::Store(w1, d, p.weights + kept * W + L);
+    VF w0, w1;
+    weigh(hn::Load(d, p.weights + u * W), hn::Load(d, p.weights + u * W + L), w0, w1);
+    const hn::Mask<DF> in0 = hn::Gt(w0, zero), in1 = hn::Gt(w1, zero);
+    hn::Store(hn::IfThenElse(in0, w0, none), d, p.weights + kept * W);
+    hn::Store(hn::IfThenElse(in1, w1, none), d, p.weights + kept * W + L);
     p.index[kept] = p.index[u];
-    kept += none ? 0 : 1;
+    kept += hn::AllFalse(d, hn::Or(in0, in1)) ? 0 : 1;
   }
   p.count = kept;
 }

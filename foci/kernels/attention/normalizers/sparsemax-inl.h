@@ -52,16 +52,15 @@ inline HWY_NOINLINE void solve_sparsemax(SparseStrip& p) {
     float* strip = p.weights + v * L;
     VF n = hn::Zero(d);
     const VF tau = sparsemax_threshold(p.count, strip, p.index, n);
-    for (int64_t u = 0; u < p.count; ++u) {
-      const VF z = hn::Load(d, strip + u * W);
-      hn::Store(hn::IfThenElse(hn::Gt(z, tau), hn::Sub(z, tau), hn::Set(d, -0.0f)), d,
-                strip + u * W);
-    }
     hn::Store(n, d, p.support + v * L);
     hn::Store(hn::Neg(tau), d, p.max_weight + v * L);
     hn::Store(hn::Add(hn::Load(d, p.max + v * L), tau), d, p.row_stat + v * L);
   }
-  keep_weights(p);
+  const VF tau0 = hn::Neg(hn::Load(d, p.max_weight)), tau1 = hn::Neg(hn::Load(d, p.max_weight + L));
+  keep_weights(p, [&](VF z0, VF z1, VF& w0, VF& w1) HWY_ATTR {
+    w0 = hn::Sub(z0, tau0);
+    w1 = hn::Sub(z1, tau1);
+  });
 }
 
 }  // namespace HWY_NAMESPACE
