@@ -183,12 +183,15 @@ HWY_INLINE FloatVec log_of_fraction(FloatVec x, FloatVec less) {
     // c has few digits, so that c − 1 is exact.
     f = hn::IfThenElse(hn::Gt(less, hn::Set(d, -0.25f)), hn::MulAdd(less, c, hn::Sub(c, one)), f);
   }
-#if HWY_TARGET == HWY_AVX3
-  VF p = hn::MulAdd(hn::Set(d, 0.3330900669f), f, hn::Set(d, -0.5001809001f));
-#else
-  VF p = hn::MulAdd(hn::Set(d, -0.2501627207f), f, hn::Set(d, 0.3338914812f));
-  p = hn::MulAdd(p, f, hn::Set(d, -0.5000001788f));
-#endif
+  constexpr bool kWide = HWY_TARGET == HWY_AVX2;  // cells that need one more coefficient
+  VF p;
+  if constexpr (kSteady || kWide) {
+    p = hn::MulAdd(hn::Set(d, kWide ? -0.2501627207f : -0.2495126873f), f,
+                   hn::Set(d, kWide ? 0.3338914812f : 0.3334862888f));
+    p = hn::MulAdd(p, f, hn::Set(d, kWide ? -0.5000001788f : -0.5000002384f));
+  } else {
+    p = hn::MulAdd(hn::Set(d, 0.3330900669f), f, hn::Set(d, -0.5001809001f));
+  }
   const VF rest = hn::MulAdd(hn::Mul(f, f), p, f);
   return hn::Add(hn::MulAdd(k, hn::Set(d, 0.69314718055994531f), log), rest);
 #else

@@ -218,12 +218,12 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   }
   std::memset(dq, 0, sizeof(float) * static_cast<size_t>(D * W));
 
-  solve_rows(map, s, span, q_panel, scratch, p);
+  solve_rows(map, s, span, q_panel, scratch, p, g.row_stat + first);
   if (g.dy == nullptr) std::fill(ds, ds + p.count * W, 0.0f);
   for (int64_t u = 0; u < p.count && g.dy != nullptr; u += kKeyBlock) {
     const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
-    copy_rows(n, p.index + u, Dv, s.v, s.v_stride, rows);
-    score_strip(n, Dv, rows, Dv, dy_panel, 1.0f, ds + u * W);
+    const RowBlock v = rows_together(n, p.index + u, Dv, s.v, s.v_stride, rows);
+    score_strip(n, Dv, v.rows, v.stride, dy_panel, 1.0f, ds + u * W);
     if (!dropout) continue;
     uint32_t kept[kKeyBlock];
     dropout_lanes(s.dropout, 0, p.index + u, n, kept);
@@ -242,10 +242,10 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   for (int64_t u = 0; u < p.count; u += kKeyBlock) {
     const KeyRun run{0, p.index + u, HWY_MIN(p.count - u, kKeyBlock)};
     float* part = ds + u * W;
-    copy_rows(run.count, run.index, D, s.k, s.k_stride, rows);
+    const RowBlock k = rows_together(run.count, run.index, D, s.k, s.k_stride, rows);
     if (detour) {
       if (s.softcap > 0 || g.row_scale != nullptr) {
-        product_strip(s, run, rows, D, q_panel, 1.0f, dropped);
+        product_strip(s, run, k.rows, k.stride, q_panel, 1.0f, dropped);
         cap_scores(s, run.count, false, dropped, product, uncapped);
       }
       score_gradients_to_products(s, g, first, run, product, uncapped, sums, part);
@@ -253,13 +253,13 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     if (g.dq == nullptr) continue;
     const float* weights = p.weights + u * W;
     if (s.score == ScoreKind::dot) {
-      gather_strip(s.careful, run.count, D, rows, D, part, weights, dq);
+      gather_strip(s.careful, run.count, D, k.rows, k.stride, part, weights, dq);
       if (g.part != nullptr) continue;
       const StripSet dscores{{part}, {weights}, 1};
       scatter_strips(s.careful, dscores, run.count, run.index, D, q_rows, q_stride, g.dk,
                      g.dk_stride);
     } else {
-      pair_gradients(s, run, rows, D, q_panel, part, weights, dq, g.dk, g.dk_stride, dw);
+      pair_gradients(s, run, k.rows, k.stride, q_panel, part, weights, dq, g.dk, g.dk_stride, dw);
     }
     if (g.dy == nullptr) continue;
     if (dropout) {

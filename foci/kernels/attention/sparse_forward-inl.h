@@ -78,9 +78,11 @@ inline size_t sparse_backward_scratch(const RowMap& map, int64_t keys, int64_t D
          Carver::bytes<float>(block * HWY_MAX(D, Dv)) + 4 * Carver::bytes<float>(block * W);
 }
 
-// From scores to the compact strip of weights. `panel` is the packed query panel.
+// From scores to the compact strip of weights. `panel` is the packed query panel; row_stat (null:
+// not known) what forward gave the lanes, from where a solver may start.
 inline HWY_NOINLINE void solve_rows(const RowMap& map, const Strip& s, const KeySpan& span,
-                                    const float* panel, SolveScratch& scratch, SparseStrip& p) {
+                                    const float* panel, SolveScratch& scratch, SparseStrip& p,
+                                    const float* row_stat = nullptr) {
   switch (map.kind) {
     case RowNormalizer::sparsemax:
       gather_candidates(s, span, panel, 1.0f, scratch.bits, p);
@@ -88,7 +90,7 @@ inline HWY_NOINLINE void solve_rows(const RowMap& map, const Strip& s, const Key
       break;
     case RowNormalizer::entmax:
       gather_candidates(s, span, panel, static_cast<float>(map.alpha - 1), scratch.bits, p);
-      solve_entmax(map.alpha, p);
+      solve_entmax(map.alpha, row_stat, s.mask.lanes, p);
       break;
     case RowNormalizer::top_k:
       solve_top_k(s, span, panel, scratch.bits, scratch.block, scratch.buffer, p);
@@ -187,13 +189,13 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   // From here on the weights are what multiplies values.
   for (int64_t u = 0; u < p.count; u += kKeyBlock) {
     const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
-    copy_rows(n, p.index + u, s.Dv, s.v, s.v_stride, values);
+    const RowBlock v = rows_together(n, p.index + u, s.Dv, s.v, s.v_stride, values);
     const float* weights = p.weights + u * W;
     if (s.dropout.threshold > 0) {
       drop_weights(s.dropout, 0, p.index + u, n, weights, dropped);
       weights = dropped;
     }
-    gather_strip(s.careful, n, s.Dv, values, s.Dv, weights, weights, acc);
+    gather_strip(s.careful, n, s.Dv, v.rows, v.stride, weights, weights, acc);
   }
   if (o.y == nullptr) return;
   const uint32_t reached = p.broken != 0 ? lanes_with_kept_keys(s, span, scratch.bits) : ~0u;

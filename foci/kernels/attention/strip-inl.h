@@ -150,6 +150,21 @@ inline HWY_NOINLINE void copy_rows(int64_t count, const int32_t* index, int64_t 
   }
 }
 
+// Rows `index` of a matrix, one after another: where they stand if they are neighbours, or else as
+// a copy in `buffer`.
+struct RowBlock {
+  const float* rows;
+  int64_t stride;
+};
+inline RowBlock rows_together(int64_t count, const int32_t* index, int64_t depth, const float* rows,
+                              int64_t stride, float* buffer) {
+  if (count > 0 && index[count - 1] - index[0] == count - 1) {
+    return {rows + index[0] * stride, stride};
+  }
+  copy_rows(count, index, depth, rows, stride, buffer);
+  return {buffer, depth};
+}
+
 // y[lane][d] = (or with kAdd, +=) acc[d][lane] · factor[lane].
 template <bool kAdd = false>
 HWY_NOINLINE void unpack_panel(int64_t count, int64_t depth, const float* acc, const float* factor,

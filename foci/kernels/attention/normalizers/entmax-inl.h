@@ -242,7 +242,7 @@ HWY_NOINLINE void settle_t(const Power& power, int64_t count, const float* strip
         const VF bend = hn::Mul(hn::Mul(power.half_less_one(), curve), fall);
         const VF halley = hn::Div(fall, hn::Sub(one, bend));
         fall = hn::IfThenElse(hn::Lt(hn::Abs(bend), hn::Set(d, 0.5f)), halley, fall);
-        last = hn::Set(d, 0x1p-8f);
+        last = hn::Set(d, 0x1p-9f);
       }
     }
     VF next = hn::NegMulAdd(fall, t, t);
@@ -387,21 +387,24 @@ void settle_and_weigh(const Power& power, float factor, const float* offset, flo
   weigh_powers(power, factor, offset, t, p);
 }
 
-// Candidates, as gather_candidates leaves them, become weights.
-inline void solve_entmax(double alpha, SparseStrip& p) {
+// Candidates, as gather_candidates leaves them, become weights. row_stat: τ of the first `used`
+// lanes to the digits of a float, or null.
+inline void solve_entmax(double alpha, const float* row_stat, int used, SparseStrip& p) {
   const DF d;
   const int64_t L = lanes();
   HWY_ALIGN float t[kMaxLanes];
   HWY_ALIGN float offset[kMaxLanes] = {};
   const auto factor = static_cast<float>(alpha - 1);
   const auto power = static_cast<float>(1 / (alpha - 1));
-  if (alpha == 1.5) {
-    for (float& x : t) x = 1;
-    return settle_and_weigh(SquarePower{}, factor, offset, t, p);
+  for (int lane = 0; lane < kMaxLanes; ++lane) {
+    const bool known = row_stat != nullptr && lane < used;
+    const double start = known ? (alpha - 1) * double{p.max[lane]} - double{row_stat[lane]} : 1;
+    t[lane] = start > 0 && start < 1 ? HWY_MAX(static_cast<float>(start), 1e-30f) : 1.0f;
   }
+  if (alpha == 1.5) return settle_and_weigh(SquarePower{}, factor, offset, t, p);
   if (alpha < 2) {
     const PowerNodes nodes = power_nodes(1 / (alpha - 1));
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kVectors && row_stat == nullptr; ++v) {
       const float* strip = p.weights + v * L;
       nodes.counts ? approach_t<true>(nodes, factor, p.count, strip, t + v * L)
                    : approach_t<false>(nodes, factor, p.count, strip, t + v * L);
@@ -413,7 +416,7 @@ inline void solve_entmax(double alpha, SparseStrip& p) {
                        offset, t, p);
     };
     if (alpha > 1.5) return solve(std::false_type(), std::false_type());
-    return power > 16 ? solve(std::true_type(), std::true_type())
+    return power >= 4 ? solve(std::true_type(), std::true_type())
                       : solve(std::false_type(), std::true_type());
   }
   const SteepPower steep{hn::Set(d, power)};
