@@ -47,7 +47,6 @@ inline VF sparsemax_threshold(int64_t count, const float* strip, const int32_t* 
 inline HWY_NOINLINE void solve_sparsemax(SparseStrip& p) {
   const DF d;
   const int64_t L = lanes();
-  const int64_t W = strip_width();
   for (int v = 0; v < kVectors; ++v) {
     float* strip = p.weights + v * L;
     VF n = hn::Zero(d);
