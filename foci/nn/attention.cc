@@ -13,6 +13,20 @@ uint64_t stream_seed(uint64_t seed, uint64_t stream) {
   return words[0] | uint64_t{words[1]} << 32;
 }
 
+// Three tensors that lie one after the other in memory, as one: rows below rows. Undefined where
+// they do not.
+Tensor joint_tensor(const Tensor& a, const Tensor& b, const Tensor& c) {
+  for (const Tensor* t : {&a, &b, &c}) {
+    if (!t->defined() || !t->is_contiguous() || !t->shares_storage(a)) return {};
+  }
+  const auto* begin = static_cast<const std::byte*>(a.raw());
+  if (b.raw() != begin + a.nbytes() || c.raw() != begin + a.nbytes() + b.nbytes()) return {};
+  Dims shape = a.shape();
+  shape[0] += b.dim(0) + c.dim(0);
+  return Tensor::wrap(a.raw(), shape, contiguous_strides(shape), a.dtype(),
+                      std::make_shared<Tensor>(a));
+}
+
 }  // namespace
 
 AttentionConfig resolved(AttentionConfig c) {
@@ -51,6 +65,36 @@ MultiHeadAttention<T>::MultiHeadAttention(const AttentionConfig& config)
                                          config_.bias);
     this->add_module("output", *output);
   }
+}
+
+template <class T>
+std::optional<std::array<Var<T>, 2>> MultiHeadAttention<T>::joined(Context<T>& context,
+                                                                   const Var<T>& queries,
+                                                                   const Var<T>& keys,
+                                                                   const Var<T>& values) {
+  const auto same = [&](const Var<T>& x) {
+    return x.value().raw() == queries.value().raw() && x.shape() == queries.shape() &&
+           x.slot() == queries.slot();
+  };
+  if (!same(keys) || !same(values)) return {};
+  const auto join = [&](Parameter<T>& a, Parameter<T>& b, Parameter<T>& c) -> Var<T> {
+    Parameter<T> all;
+    all.value = joint_tensor(a.value, b.value, c.value);
+    if (!all.value.defined()) return {};
+    if (context.tape.recording()) {
+      all.grad = joint_tensor(a.grad, b.grad, c.grad);
+      if (!all.grad.defined()) return {};
+    }
+    return context.tape.parameter(all);
+  };
+  std::array<Var<T>, 2> out;
+  out[0] = join(query.weight, key.weight, value.weight);
+  if (!out[0].defined()) return {};
+  if (config_.bias) {
+    out[1] = join(query.bias, key.bias, value.bias);
+    if (!out[1].defined()) return {};
+  }
+  return out;
 }
 
 template <class T>
@@ -96,9 +140,21 @@ Var<T> MultiHeadAttention<T>::forward(Context<T>& context, const Var<T>& queries
     }
   }
 
-  const Var<T> q = batched(query.forward(context, queries));
-  const Var<T> k = batched(key.forward(context, keys));
-  const Var<T> v = batched(value.forward(context, values));
+  Var<T> q, k, v;
+  if (const auto joint = joined(context, queries, keys, values)) {
+    // One product instead of three; the heads are read where they lie.
+    const Var<T> all =
+        batched(ops::linear(context.tape, queries, (*joint)[0], (*joint)[1], Activation::none));
+    const int64_t k_begin = config_.heads * config_.head_size;
+    const int64_t v_begin = k_begin + config_.kv_heads * config_.head_size;
+    q = ops::slice(context.tape, all, 2, 0, k_begin);
+    k = ops::slice(context.tape, all, 2, k_begin, v_begin);
+    v = ops::slice(context.tape, all, 2, v_begin, all.dim(2));
+  } else {
+    q = batched(query.forward(context, queries));
+    k = batched(key.forward(context, keys));
+    v = batched(value.forward(context, values));
+  }
   const ops::AttentionResult<T> r = ops::attention(context.tape, q, k, v, a);
   if (observer) {
     AttentionRecord record;

@@ -2,6 +2,10 @@
 // output projection.
 #pragma once
 
+#include <array>
+#include <memory>
+#include <optional>
+
 #include "foci/core/api.h"
 #include "foci/nn/layers.h"
 #include "foci/spec/arguments.h"
@@ -46,6 +50,11 @@ class FOCI_API MultiHeadAttention : public Module<T> {
   const AttentionConfig& config() const { return config_; }
 
  private:
+  // Weight and bias of all three projections as one, where they take the same input and lie one
+  // after the other in memory, as FlatParameters lays them.
+  std::optional<std::array<Var<T>, 2>> joined(Context<T>& context, const Var<T>& queries,
+                                              const Var<T>& keys, const Var<T>& values);
+
   AttentionConfig config_;  // resolved
   int64_t value_heads_;
 

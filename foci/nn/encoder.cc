@@ -42,6 +42,42 @@ Var<T> EncoderLayer<T>::forward(Context<T>& context, const Var<T>& x,
 }
 
 template <class T>
+bool EncoderLayer<T>::rows_suffice(const Context<T>& context) const {
+  const AttentionSpec& spec = attention.config().spec;
+  return !context.observer && spec.masks.empty() && spec.biases.empty();
+}
+
+template <class T>
+Var<T> EncoderLayer<T>::forward_rows(Context<T>& context, const Var<T>& x,
+                                     const AttentionInputs& masks,
+                                     const std::vector<int64_t>& rows) {
+  Tape<T>& tape = context.tape;
+  require(x.rank() == 2 && masks.q_segments.defined(),
+          "encoder rows: input of shape {} {} segments; packed [tokens, channels] with segments is "
+          "right",
+          x.shape().str(), masks.q_segments.defined() ? "with" : "without");
+  AttentionInputs own;
+  own.k_segments = masks.k_segments;
+  own.q_segments = Tensor::empty({1, static_cast<int64_t>(rows.size())}, DType::i32);
+  const Tensor of_token = masks.q_segments.contiguous();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    own.q_segments.template data<int32_t>()[i] =
+        of_token.template span<int32_t>()[static_cast<size_t>(rows[i])];
+  }
+  const auto attend = [&](const Var<T>& all, const Var<T>& some) {
+    return dropout(context, attention.forward(context, some, all, own), dropout_);
+  };
+  const Var<T> kept = ops::gather_rows(tape, x, rows);
+  if (pre_norm_) {
+    const Var<T> n = norm1.forward(context, x);
+    const Var<T> h = ops::add(tape, kept, attend(n, ops::gather_rows(tape, n, rows)));
+    return ops::add(tape, h, feed_forward(context, norm2.forward(context, h)));
+  }
+  const Var<T> h = norm1.forward(context, ops::add(tape, kept, attend(x, kept)));
+  return norm2.forward(context, ops::add(tape, h, feed_forward(context, h)));
+}
+
+template <class T>
 Var<T> EncoderLayer<T>::forward_checkpointed(Context<T>& context, const Var<T>& x,
                                              const AttentionInputs& masks) {
   if (!context.tape.recording()) return forward(context, x, masks);
@@ -80,12 +116,28 @@ Encoder<T>::Encoder(const EncoderConfig& config) : checkpoint(config.checkpoint)
 }
 
 template <class T>
+Var<T> Encoder<T>::layer(size_t l, Context<T>& context, const Var<T>& x,
+                         const AttentionInputs& masks) {
+  return checkpoint ? layers[l]->forward_checkpointed(context, x, masks)
+                    : layers[l]->forward(context, x, masks);
+}
+
+template <class T>
 Var<T> Encoder<T>::forward(Context<T>& context, const Var<T>& x, const AttentionInputs& masks) {
   Var<T> h = x;
-  for (auto& layer : layers) {
-    h = checkpoint ? layer->forward_checkpointed(context, h, masks)
-                   : layer->forward(context, h, masks);
+  for (size_t l = 0; l < layers.size(); ++l) h = layer(l, context, h, masks);
+  return norm ? norm->forward(context, h) : h;
+}
+
+template <class T>
+Var<T> Encoder<T>::forward_rows(Context<T>& context, const Var<T>& x, const AttentionInputs& masks,
+                                const std::vector<int64_t>& rows) {
+  if (layers.empty() || !layers.back()->rows_suffice(context)) {
+    return ops::gather_rows(context.tape, forward(context, x, masks), rows);
   }
+  Var<T> h = x;
+  for (size_t l = 0; l + 1 < layers.size(); ++l) h = layer(l, context, h, masks);
+  h = layers.back()->forward_rows(context, h, masks, rows);
   return norm ? norm->forward(context, h) : h;
 }
 

@@ -30,6 +30,13 @@ class FOCI_API EncoderLayer : public Module<T> {
   Var<T> forward(Context<T>& context, const Var<T>& x, const AttentionInputs& masks = {});
   // The same with nothing but x kept for the way back (ops::checkpoint).
   Var<T> forward_checkpointed(Context<T>& context, const Var<T>& x, const AttentionInputs& masks);
+  // The result in some rows of packed x [tokens, C] alone, [rows, C]: all tokens are attended to,
+  // but nothing else is computed for the others. Masks are segments.
+  Var<T> forward_rows(Context<T>& context, const Var<T>& x, const AttentionInputs& masks,
+                      const std::vector<int64_t>& rows);
+  // Whether that may stand for the rows of forward's result: attention depends on no positions (by
+  // causal masks, windows, biases), and nobody watches the other rows.
+  bool rows_suffice(const Context<T>& context) const;
 
  private:
   Var<T> feed_forward(Context<T>& context, const Var<T>& x);
@@ -49,12 +56,19 @@ class FOCI_API Encoder : public Module<T> {
  public:
   explicit Encoder(const EncoderConfig& config);
   Var<T> forward(Context<T>& context, const Var<T>& x, const AttentionInputs& masks = {});
+  // Some rows of packed x's [tokens, C] result, [rows, C]. Masks are segments. The last layer
+  // computes no others where it can.
+  Var<T> forward_rows(Context<T>& context, const Var<T>& x, const AttentionInputs& masks,
+                      const std::vector<int64_t>& rows);
 
   std::vector<std::unique_ptr<EncoderLayer<T>>> layers;  // "layer.0", "layer.1", …
   std::unique_ptr<LayerNorm<T>> norm;                    // "layernorm"; null where there is none
   // Of each layer only its input is kept for the way back, which computes the layer again: memory
   // for one layer instead of all of them, for a third more work and the same bits.
   bool checkpoint = false;
+
+ private:
+  Var<T> layer(size_t l, Context<T>& context, const Var<T>& x, const AttentionInputs& masks);
 };
 
 }  // namespace foci::nn

@@ -88,6 +88,33 @@ void put_heads(const std::shared_ptr<detail::GradSlot<T>>& slot, const Tensor& g
   }
 }
 
+// Likewise of q, k and v at once, where they are parts of one value that lie side by side and make
+// it up: then nothing needs to be cleared. Whether it did.
+template <class T>
+bool put_joint(const std::shared_ptr<detail::GradSlot<T>>& q,
+               const std::shared_ptr<detail::GradSlot<T>>& k,
+               const std::shared_ptr<detail::GradSlot<T>>& v, const AttentionGradients& g) {
+  if (!q || !k || !v || !q->base || k->base != q->base || v->base != q->base) return false;
+  const std::shared_ptr<detail::GradSlot<T>> base = q->base;
+  if (!base->awaits_first() || g.dv.dim(1) * g.dv.dim(3) != v->shape[2]) return false;
+  const Tensor all = Tensor::empty(base->shape, dtype_v<T>);
+  const Tensor to_q = q->view(all), to_k = k->view(all), to_v = v->view(all);
+  const int64_t width = base->shape.back();
+  const auto lies = [&](const Tensor& t, int64_t at) {
+    return t.raw() == all.data<T>() + at && t.stride(1) == width && t.stride(2) == 1;
+  };
+  const int64_t k_at = q->shape[2], v_at = k_at + k->shape[2];
+  if (q->shape[0] * q->shape[1] * width != all.numel() || v_at + v->shape[2] != width ||
+      !lies(to_q, 0) || !lies(to_k, k_at) || !lies(to_v, v_at)) {
+    return false;
+  }
+  copy_rows<T>(split_heads(to_q, g.dq.dim(1), g.dq.dim(1)), g.dq);
+  copy_rows<T>(split_heads(to_k, g.dk.dim(1), g.dk.dim(1)), g.dk);
+  copy_rows<T>(split_heads(to_v, g.dv.dim(1), g.dv.dim(1)), g.dv);
+  base->add(all, true);
+  return true;
+}
+
 }  // namespace
 
 template <class T>
@@ -186,12 +213,14 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
                 if (coverage) up.dcoverage = coverage->grad;
                 if (max_weight) up.dmax_weight = max_weight->grad;
                 const AttentionGradients g = engine.backward(out, up, wanted);
-                put_heads<T>(dq, g.dq);
-                put_heads<T>(dk, g.dk);
-                if (value_heads == Hk) {
-                  put_heads<T>(dv, g.dv);
-                } else {  // one projection for all heads: their gradients add up, in order
-                  for (int64_t h = 0; h < Hk; ++h) put_heads<T>(dv, g.dv.slice(1, h, h + 1));
+                if (!put_joint<T>(dq, dk, dv, g)) {
+                  put_heads<T>(dq, g.dq);
+                  put_heads<T>(dk, g.dk);
+                  if (value_heads == Hk) {
+                    put_heads<T>(dv, g.dv);
+                  } else {  // one projection for all heads: their gradients add up, in order
+                    for (int64_t h = 0; h < Hk; ++h) put_heads<T>(dv, g.dv.slice(1, h, h + 1));
+                  }
                 }
                 put<T>(dbias, g.dbias);
                 put<T>(dslopes, g.dslopes);

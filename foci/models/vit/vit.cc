@@ -142,14 +142,15 @@ Var<T> Vit<T>::forward(nn::Context<T>& context, const Var<T>& patches,
     x = ops::gather_rows(tape, ops::concat(tape, {context.use(token), x}, 0), std::move(rows));
   }
   x = nn::dropout(context, x, config_.dropout);
-  x = encoder.forward(context, x, packed.masks);
+  if (config_.pooling != Pooling::class_token) x = encoder.forward(context, x, packed.masks);
   Var<T> pooled;
   switch (config_.pooling) {
     case Pooling::mean:
       pooled = ops::segment_mean(tape, x, packed.offsets);
       break;
     case Pooling::class_token: {
-      pooled = ops::gather_rows(tape, x, {packed.offsets.begin(), packed.offsets.end() - 1});
+      pooled = encoder.forward_rows(context, x, packed.masks,
+                                    {packed.offsets.begin(), packed.offsets.end() - 1});
       break;
     }
     case Pooling::attention: {
