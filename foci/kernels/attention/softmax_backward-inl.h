@@ -269,10 +269,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     int64_t v_stride = s0.v_stride;
     if (dropout && g.dy != nullptr) {
       // Scaled as Y was, so that dP and δ meet the same roundings.
-      const float kept = kept_scale(s0.dropout);
-      for (int64_t j = 0; j < stop - at; ++j) {
-        for (int64_t i = 0; i < Dv; ++i) scaled_v[j * Dv + i] = v[j * v_stride + i] * kept;
-      }
+      scale_rows(stop - at, Dv, v, v_stride, kept_scale(s0.dropout), scaled_v);
       v = scaled_v;
       v_stride = Dv;
     }
@@ -300,11 +297,8 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
       } else {
         std::fill(ds, ds + (hi - lo) * W, 0.0f);
       }
-      uint32_t kept[kBackwardBlock];
-      if (dropout) {
-        dropout_lanes(s.dropout, lo, nullptr, hi - lo, kept);
-        mask_strip(hi - lo, kept, 0.0f, ds);
-      }
+      float* left = b[t].kept + (lo - at) * W;
+      if (dropout) drop_gradients(s.dropout, lo, hi - lo, p, left, ds);
       if (g.dmax_weight) {
         for (int lane = 0; lane < s.mask.lanes; ++lane) {
           const int64_t j = b[t].max_key[lane];
@@ -320,11 +314,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
       if (s.careful) {
         mask_strip(hi - lo, bits, -0.0f, p);
         mask_strip(hi - lo, bits, -0.0f, ds);
-      }
-      if (dropout) {
-        float* left = b[t].kept + (lo - at) * W;
-        std::memcpy(left, p, sizeof(float) * static_cast<size_t>((hi - lo) * W));
-        mask_strip(hi - lo, kept, -0.0f, left);
+        if (dropout) mask_strip(hi - lo, bits, -0.0f, left);
       }
       if (detour) {
         if (g.row_scale != nullptr || g.row_slope != nullptr) {

@@ -114,8 +114,9 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
     rescale(s.Dv, r.correction, acc);
     const float* kept = part;
     if (s.dropout.threshold > 0) {
-      drop_weights(s.dropout, lo, nullptr, hi - lo, part, dropped);
-      kept = dropped;
+      float* left = whole ? dropped : part;
+      drop_weights(s.dropout, lo, nullptr, hi - lo, part, left);
+      kept = left;
     }
     gather_strip(s.careful, hi - lo, s.Dv, s.v + lo * s.v_stride, s.v_stride, kept, kept, acc);
     if (whole) std::memcpy(block_max + block * W, r.m, sizeof(float) * static_cast<size_t>(W));

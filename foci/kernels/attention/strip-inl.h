@@ -61,19 +61,18 @@ HWY_INLINE void score_keys(const Strip& s, const KeySpan& span, int64_t lo, int6
   mask_keys(s, span, lo, hi, -kInf, bits, strip);
 }
 
-// What dropout leaves of `count` keys' weights (of neighbours from `begin`, or of those in
-// `index`): dropped ones become −0, so that not even a NaN passes through them. from and to may be
-// one.
-inline HWY_NOINLINE void drop_weights(const StripDropout& dropout, int64_t begin,
-                                      const int32_t* index, int64_t count, const float* from,
-                                      float* to) {
-  const int64_t W = strip_width();
-  if (from != to) std::memcpy(to, from, sizeof(float) * static_cast<size_t>(count * W));
-  uint32_t kept[64];
-  for (int64_t at = 0; at < count; at += 64) {
-    const int64_t n = HWY_MIN(int64_t{64}, count - at);
-    dropout_lanes(dropout, begin + at, index != nullptr ? index + at : nullptr, n, kept);
-    mask_strip(n, kept, -0.0f, to + at * W);
+// to = rows · factor, one row after another.
+inline HWY_NOINLINE void scale_rows(int64_t count, int64_t depth, const float* rows, int64_t stride,
+                                    float factor, float* to) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF f = hn::Set(d, factor);
+  for (int64_t j = 0; j < count; ++j) {
+    const float* row = rows + j * stride;
+    float* at = to + j * depth;
+    int64_t i = 0;
+    for (; i + L <= depth; i += L) hn::StoreU(hn::Mul(hn::LoadU(d, row + i), f), d, at + i);
+    for (; i < depth; ++i) at[i] = row[i] * factor;
   }
 }
 

@@ -34,18 +34,6 @@ struct SparseStrip {
   uint32_t broken = 0;  // of those, lanes whose results are NaN: a NaN score, or no finite largest
 };
 
-// One bit a lane.
-HWY_INLINE uint32_t bits_of(hn::Mask<DF> low, hn::Mask<DF> high) {
-  const DF d;
-  uint8_t bytes[2][8] = {};
-  hn::StoreMaskBits(d, low, bytes[0]);
-  hn::StoreMaskBits(d, high, bytes[1]);
-  uint32_t bits[2];
-  std::memcpy(&bits[0], bytes[0], sizeof(uint32_t));
-  std::memcpy(&bits[1], bytes[1], sizeof(uint32_t));
-  return bits[0] | bits[1] << lanes();
-}
-
 HWY_INLINE hn::Mask<DF> is_nan(VF x) {
   return hn::Not(hn::Eq(x, x));  // Ne is an ordered comparison on some targets
 }
