@@ -189,8 +189,7 @@ HWY_NOINLINE void score_gradients(int64_t count, const float* weights, const flo
         if (dcoverage != nullptr) g = hn::Add(g, hn::Set(d, dcoverage[j]));
         if (x != nullptr) {
           // Masked and empty: −inf, whose product with a zero weight must be 0.
-          VF y = hn::Sub(hn::Load(d, x + at), m);
-          y = hn::IfThenElse(hn::Lt(y, floor), floor, y);
+          const VF y = hn::Max(hn::Sub(hn::Load(d, x + at), m), floor);
           g = hn::NegMulAdd(dentropy, y, g);
         }
       }

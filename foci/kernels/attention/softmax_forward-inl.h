@@ -30,27 +30,6 @@ inline size_t forward_scratch(int64_t keys, int64_t D, int64_t Dv, bool whole_ro
          Carver::bytes<float>(HWY_MIN(rows, kKeyBlock) * W);
 }
 
-// Best score and its first key for each lane, over the masked scores of keys from `first`.
-inline HWY_NOINLINE void track_max_key(int64_t count, int64_t first, const float* strip,
-                                       float* best, int32_t* key) {
-  const DF d;
-  const DI di;
-  const int64_t L = lanes();
-  for (int v = 0; v < kVectors; ++v) {
-    VF b = hn::Load(d, best + v * L);
-    VI k = hn::Load(di, key + v * L);
-    for (int64_t j = 0; j < count; ++j) {
-      const VF s = hn::Load(d, strip + (j * kVectors + v) * L);
-      const hn::Mask<DF> better = hn::Gt(s, b);
-      b = hn::IfThenElse(better, s, b);
-      k = hn::IfThenElse(hn::RebindMask(di, better), hn::Set(di, static_cast<int32_t>(first + j)),
-                         k);
-    }
-    hn::Store(b, d, best + v * L);
-    hn::Store(k, di, key + v * L);
-  }
-}
-
 // coverage[j] += Σ_lanes strip[j]·factor. Masked entries (−0) stay out even where factor is NaN.
 inline HWY_NOINLINE void add_coverage(int64_t count, const float* strip, const float* factor,
                                       float* coverage) {
@@ -95,12 +74,8 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
 
   SoftmaxRows r;
   softmax_begin(r);
-  HWY_ALIGN float best[kMaxLanes];
   HWY_ALIGN int32_t key[kMaxLanes];
-  for (int i = 0; i < kMaxLanes; ++i) {
-    best[i] = -kInf;
-    key[i] = -1;
-  }
+  for (int32_t& k : key) k = -1;
   const int64_t first_block = span.begin / kKeyBlock * kKeyBlock;
   int64_t block = 0;
   for (int64_t at = first_block; at < span.end; at += kKeyBlock, ++block) {
@@ -108,8 +83,8 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
     float* part = strip + (whole ? (lo - span.begin) * W : 0);
     uint32_t* part_bits = bits;
     score_keys(s, span, lo, hi, panel, part_bits, part);
-    if (o.max_key != nullptr) track_max_key(hi - lo, lo, part, best, key);
-    softmax_block(o.entropy != nullptr, s.careful, hi - lo, part, r);
+    softmax_block(o.entropy != nullptr, s.careful, hi - lo, part, r,
+                  o.max_key != nullptr ? key : nullptr, lo);
     if (s.careful) mask_strip(hi - lo, part_bits, -0.0f, part);
     rescale(s.Dv, r.correction, acc);
     const float* kept = part;

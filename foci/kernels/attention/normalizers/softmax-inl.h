@@ -7,6 +7,7 @@
 #define FOCI_KERNELS_SOFTMAX_INL_H_
 #endif
 
+#include "foci/kernels/attention/philox-inl.h"
 #include "foci/kernels/attention/products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -35,10 +36,45 @@ HWY_INLINE void softmax_begin(SoftmaxRows& rows) {
   }
 }
 
-// Scores of `count` keys (masked ones −inf) become e^(s−m); m, l, t and correction move on. Without
-// kNan no score may be NaN.
+// key[lane] = `first` plus the number of the first row whose score is m, in lanes where m is above
+// `old`.
+inline HWY_NOINLINE void find_first_maxima(int64_t count, int64_t first, const float* strip,
+                                           const float* m, VF old0, VF old1, int32_t* key) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const VF m0 = hn::Load(d, m), m1 = hn::Load(d, m + L);
+  uint32_t open = bits_of(hn::Gt(m0, old0), hn::Gt(m1, old1));
+  const auto is_max = [&](int64_t j, VF top, int64_t at)
+                          HWY_ATTR { return hn::Eq(hn::Load(d, strip + j * W + at), top); };
+  for (int64_t j = 0; j < count && open != 0;) {
+    const int64_t stop = HWY_MIN(j + 4, count);
+    if (stop == j + 4) {
+      const auto low = hn::Or(hn::Or(is_max(j, m0, 0), is_max(j + 1, m0, 0)),
+                              hn::Or(is_max(j + 2, m0, 0), is_max(j + 3, m0, 0)));
+      const auto high = hn::Or(hn::Or(is_max(j, m1, L), is_max(j + 1, m1, L)),
+                               hn::Or(is_max(j + 2, m1, L), is_max(j + 3, m1, L)));
+      if (hn::AllFalse(d, hn::Or(low, high))) {
+        j = stop;
+        continue;
+      }
+    }
+    for (; j < stop; ++j) {
+      const uint32_t found = bits_of(is_max(j, m0, 0), is_max(j, m1, L)) & open;
+      for (int64_t lane = 0; lane < W && found != 0; ++lane) {
+        if (found >> lane & 1u) key[lane] = static_cast<int32_t>(first + j);
+      }
+      open &= ~found;
+    }
+  }
+}
+
+// Scores of `count` keys from `first` (masked ones −inf) become e^(s−m); m, l, t and correction
+// move on, and so does `key` of the largest score, unless it is null. Without kNan no score may be
+// NaN.
 template <bool kEntropy, bool kNan>
-HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& rows) {
+HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& rows, int32_t* key,
+                                   int64_t first) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -50,6 +86,7 @@ HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& row
   }
   hn::Store(m0, d, rows.m);
   hn::Store(m1, d, rows.m + L);
+  if (key != nullptr) find_first_maxima(count, first, strip, rows.m, old0, old1, key);
   const VF safe0 = finite_max(m0), safe1 = finite_max(m1);
   const VF c0 = exp_nonpositive(d, hn::Sub(old0, safe0)),
            c1 = exp_nonpositive(d, hn::Sub(old1, safe1));
@@ -71,10 +108,10 @@ HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& row
     l0 = hn::Add(l0, e0);
     l1 = hn::Add(l1, e1);
     if constexpr (kEntropy) {
-      // A masked key has e = 0 and x = −inf, whose product must be 0.
-      const VF floor = hn::Set(d, -1e30f);
-      t0 = hn::MulAdd(e0, hn::IfThenElse(hn::Lt(x0, floor), floor, x0), t0);
-      t1 = hn::MulAdd(e1, hn::IfThenElse(hn::Lt(x1, floor), floor, x1), t1);
+      // A masked key has e = 0 and x = −inf, whose product must be 0; so has any below the floor.
+      const VF floor = hn::Set(d, kLeastExponent);
+      t0 = hn::MulAdd(e0, hn::Max(x0, floor), t0);
+      t1 = hn::MulAdd(e1, hn::Max(x1, floor), t1);
     }
     hn::Store(e0, d, row);
     hn::Store(e1, d, row + L);
@@ -86,13 +123,13 @@ HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& row
 }
 
 HWY_INLINE void softmax_block(bool entropy, bool careful, int64_t count, float* strip,
-                              SoftmaxRows& rows) {
+                              SoftmaxRows& rows, int32_t* key = nullptr, int64_t first = 0) {
   if (entropy) {
-    careful ? softmax_block_as<true, true>(count, strip, rows)
-            : softmax_block_as<true, false>(count, strip, rows);
+    careful ? softmax_block_as<true, true>(count, strip, rows, key, first)
+            : softmax_block_as<true, false>(count, strip, rows, key, first);
   } else {
-    careful ? softmax_block_as<false, true>(count, strip, rows)
-            : softmax_block_as<false, false>(count, strip, rows);
+    careful ? softmax_block_as<false, true>(count, strip, rows, key, first)
+            : softmax_block_as<false, false>(count, strip, rows, key, first);
   }
 }
 
