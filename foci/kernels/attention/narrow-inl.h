@@ -48,7 +48,38 @@ struct NarrowState {
   bool by_bits = false, all_seen = true;
 };
 
+// Memory that is needed soon. Rows read a few numbers at a time, or a block after another's
+// arithmetic, are not what processors foresee by themselves.
+HWY_INLINE void prefetch(const float* p) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(p);
+#endif
+}
+inline constexpr int64_t kLineFloats = 16;
+// Rows of V between the one that is read and the one that is fetched: some 600 cycles.
+inline constexpr int64_t kRowsAhead = 16;
+
 // ---- scores -------------------------------------------------------------------------------------
+
+// The lines of rows [depth], one after another in the order of memory.
+class Ahead {
+ public:
+  HWY_INLINE Ahead(const float* rows, int64_t stride, int64_t depth)
+      : row_(rows), stride_(stride), depth_(depth) {}
+  HWY_INLINE void fetch(int64_t lines) {
+    for (int64_t n = 0; n < lines; ++n) {
+      prefetch(row_ + column_);
+      column_ += kLineFloats;
+      if (column_ < depth_) continue;
+      column_ = 0;
+      row_ += stride_;
+    }
+  }
+
+ private:
+  const float* row_;
+  int64_t stride_, depth_, column_ = 0;
+};
 
 // scores[r][0, lanes()) = scale · Σ_d rows[key][d] · q[r][d] for lanes() keys.
 template <int R>
@@ -61,7 +92,9 @@ HWY_INLINE void narrow_tile(int64_t depth, const float* HWY_RESTRICT rows, int64
   for (int r = 0; r < R; ++r) acc[r] = hn::Zero(d);
   int64_t i = 0;
 #if FOCI_HAS_FOURS
+  Ahead ahead(rows + L * stride, stride, depth);  // the next tile
   for (; i + 4 <= depth; i += 4) {
+    ahead.fetch(L / 4);
     const Fours<VF> k = load_columns(d, rows + i, stride);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -194,7 +227,7 @@ inline void mark_narrow(NarrowState& row, int64_t count, const uint32_t* bits) {
 // As softmax_block: scores become e^(s−m), and m, l and t move on. Returns what the sums so far are
 // multiplied by.
 inline HWY_NOINLINE float narrow_softmax(NarrowState& row, int64_t begin, int64_t count,
-                                         bool entropy, bool max_key) {
+                                         bool entropy, bool max_key, Ahead values) {
   const DF d;
   const int64_t L = lanes();
   VF max = hn::Set(d, row.m);
@@ -219,6 +252,7 @@ inline HWY_NOINLINE float narrow_softmax(NarrowState& row, int64_t begin, int64_
     t = lane0(hn::MulAdd(hn::Sub(safe_old, safe), hn::Set(d, l), hn::Set(d, row.t * correction)));
   }
   for (int64_t j = 0; j < count; j += L) {
+    values.fetch(kLineFloats);
     const VF x = hn::Sub(hn::Load(d, row.scores + j), safe);
     const VF e = exp_nonpositive(d, x);
     HWY_ALIGN float each[kMaxLanes];
@@ -244,22 +278,25 @@ inline HWY_NOINLINE float narrow_softmax(NarrowState& row, int64_t begin, int64_
 
 // acc[r] += Σ_j e[r][j] · v[j], columns [0, C · lanes()) of a chunk. `skip`: −0 is stepped over.
 template <int R, int C>
-HWY_INLINE void narrow_values(bool skip, int64_t count, const float* v, int64_t v_stride,
-                              int64_t columns, const NarrowState* states, int64_t from,
-                              int64_t at) {
+HWY_INLINE void narrow_values(bool skip, int64_t count, int64_t depth, const float* v,
+                              int64_t v_stride, int64_t columns, const NarrowState* states,
+                              int64_t from, int64_t at) {
   const DF d;
   const int64_t L = lanes();
   VF acc[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) acc[r][c] = hn::Load(d, states[r].acc + at + c * L);
   }
   const bool whole = columns >= C * L;
   for (int64_t j = 0; j < count; ++j) {
     const float* row = v + j * v_stride + at;
+    if (at == 0) {
+      for (int64_t i = 0; i < depth; i += kLineFloats) prefetch(row + kRowsAhead * v_stride + i);
+    }
     VF x[C];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
       const int64_t left = columns - c * L;
       x[c] = whole ? hn::LoadU(d, row + c * L)
@@ -271,13 +308,13 @@ HWY_INLINE void narrow_values(bool skip, int64_t count, const float* v, int64_t 
       const float e = states[r].scores[from + j];
       if (skip && e == 0 && std::signbit(e)) continue;
       const VF p = hn::Set(d, e);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int c = 0; c < C; ++c) acc[r][c] = hn::MulAdd(x[c], p, acc[r][c]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int c = 0; c < C; ++c) hn::Store(acc[r][c], d, states[r].acc + at + c * L);
   }
 }
@@ -291,12 +328,17 @@ HWY_NOINLINE void add_narrow_values(bool skip, int64_t count, int64_t depth, con
   for (int64_t j = 0; j < count; j += kRun) {
     const int64_t n = HWY_MIN(kRun, count - j);
     int64_t at = 0;
+    // Four chains hide each other's latency; more queries have enough of them.
+    for (; R <= 2 && at + 4 * L <= depth; at += 4 * L) {
+      narrow_values<R, R <= 2 ? 4 : 2>(skip, n, depth, v + j * v_stride, v_stride, 4 * L, states, j,
+                                       at);
+    }
     for (; at + 2 * L <= depth; at += 2 * L) {
-      narrow_values<R, 2>(skip, n, v + j * v_stride, v_stride, 2 * L, states, j, at);
+      narrow_values<R, 2>(skip, n, depth, v + j * v_stride, v_stride, 2 * L, states, j, at);
     }
     for (; at < depth; at += L) {
-      narrow_values<R, 1>(skip, n, v + j * v_stride, v_stride, HWY_MIN(L, depth - at), states, j,
-                          at);
+      narrow_values<R, 1>(skip, n, depth, v + j * v_stride, v_stride, HWY_MIN(L, depth - at),
+                          states, j, at);
     }
   }
 }
@@ -344,7 +386,8 @@ HWY_NOINLINE void narrow_rows(const NarrowRow* rows, int count, std::byte* scrat
       const Strip& s = *row.strip;
       finish_narrow(s, row.lane, lo, hi - lo, row.scores);
       mask_narrow(row, lo, hi - lo, bits);
-      const float correction = narrow_softmax(row, lo, hi - lo, entropy, max_key);
+      const float correction = narrow_softmax(row, lo, hi - lo, entropy, max_key,
+                                              Ahead(s0.v + lo * s0.v_stride, s0.v_stride, Dv));
       mark_narrow(row, hi - lo, bits);
       if (correction != 1) {
         const DF d;
