@@ -177,6 +177,7 @@ struct SparsePart {
   const float* weights = nullptr;  // [count, width], what dropout leaves of them
   const float* q_rows = nullptr;   // [width, D rounded up to vectors], scaled
   const float* dy_rows = nullptr;  // [width, Dv rounded up to vectors], scaled; null: zero
+  int lanes = 0;                   // queries
   uint32_t broken = 0;             // lanes whose rows are NaN: break_keys is to be called
 };
 

@@ -38,6 +38,11 @@ HWY_INLINE int64_t strip_width() {
   return kVectors * lanes();
 }
 
+// Whether the second vector of a strip of so many queries has none.
+HWY_INLINE bool half_strip(int queries) {
+  return queries <= lanes();
+}
+
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // Masked entries of a weight strip hold −0 where the difference between "masked" and "weight 0"
@@ -91,7 +96,7 @@ HWY_INLINE void for_tiles(int64_t count, const F& f) {
 
 // ---- S = rows · panel -----------------------------------------------------------------------
 
-template <int R>
+template <int R, bool kHalf>
 HWY_INLINE void score_rows(int64_t depth, const float* HWY_RESTRICT rows, int64_t stride,
                            const float* HWY_RESTRICT panel, float& factor,
                            float* HWY_RESTRICT strip) {
@@ -104,14 +109,14 @@ HWY_INLINE void score_rows(int64_t depth, const float* HWY_RESTRICT rows, int64_
   for (int r = 0; r < R; ++r) acc0[r] = acc1[r] = hn::Zero(d);
   for (int64_t i = 0; i < depth; ++i) {
     const VF b0 = hn::Load(d, panel + i * W);
-    const VF b1 = hn::Load(d, panel + i * W + L);
+    const VF b1 = kHalf ? b0 : hn::Load(d, panel + i * W + L);
     // Three rows to a base pointer: x86 addresses base, base + stride and base + 2·stride at once.
     const float* base = rows + i;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const VF a = hn::Set(d, base[(r % 3) * stride]);
       acc0[r] = hn::MulAdd(a, b0, acc0[r]);
-      acc1[r] = hn::MulAdd(a, b1, acc1[r]);
+      if constexpr (!kHalf) acc1[r] = hn::MulAdd(a, b1, acc1[r]);
       if (r % 3 == 2) base += 3 * stride;
     }
   }
@@ -123,20 +128,29 @@ HWY_INLINE void score_rows(int64_t depth, const float* HWY_RESTRICT rows, int64_
   }
 }
 
-// strip [count][W] = factor · rows [count, depth] · panel [depth][W]. The factor comes last, so
-// that equal sums stay equal.
-inline HWY_NOINLINE void score_strip(int64_t count, int64_t depth, const float* rows,
-                                     int64_t stride, const float* panel, float factor,
-                                     float* strip) {
+template <bool kHalf>
+HWY_NOINLINE void score_strip_as(int64_t count, int64_t depth, const float* rows, int64_t stride,
+                                 const float* panel, float factor, float* strip) {
   const int64_t W = strip_width();
   for_tiles<kTileRows>(count, [&](auto tile, int64_t j) HWY_ATTR {
-    score_rows<tile>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
+    score_rows<tile, kHalf>(depth, rows + j * stride, stride, panel, factor, strip + j * W);
   });
+}
+
+// strip [count][W] = factor · rows [count, depth] · panel [depth][W]. The factor comes last, so
+// that equal sums stay equal. Lanes of a vector without a query (see half_strip) get 0.
+HWY_INLINE void score_strip(bool half, int64_t count, int64_t depth, const float* rows,
+                            int64_t stride, const float* panel, float factor, float* strip) {
+  if (half) {
+    score_strip_as<true>(count, depth, rows, stride, panel, factor, strip);
+  } else {
+    score_strip_as<false>(count, depth, rows, stride, panel, factor, strip);
+  }
 }
 
 // ---- out += rowsᵀ · strip -------------------------------------------------------------------
 
-template <int R, bool kCareful>
+template <int R, bool kCareful, bool kHalf>
 HWY_INLINE void gather_rows(int64_t count, const float* HWY_RESTRICT rows, int64_t stride,
                             const float* HWY_RESTRICT strip, const float* HWY_RESTRICT weights,
                             float* HWY_RESTRICT out) {
@@ -148,56 +162,66 @@ HWY_INLINE void gather_rows(int64_t count, const float* HWY_RESTRICT rows, int64
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     acc0[r] = hn::Load(d, out + r * W);
-    acc1[r] = hn::Load(d, out + r * W + L);
+    if constexpr (!kHalf) acc1[r] = hn::Load(d, out + r * W + L);
   }
   for (int64_t j = 0; j < count; ++j) {
     const float* HWY_RESTRICT row = rows + j * stride;
     const VF b0 = hn::Load(d, strip + j * W);
-    const VF b1 = hn::Load(d, strip + j * W + L);
+    const VF b1 = kHalf ? b0 : hn::Load(d, strip + j * W + L);
     if constexpr (kCareful) {
       const hn::Mask<DF> skip0 = is_masked(hn::Load(d, weights + j * W));
-      const hn::Mask<DF> skip1 = is_masked(hn::Load(d, weights + j * W + L));
+      const hn::Mask<DF> skip1 = kHalf ? skip0 : is_masked(hn::Load(d, weights + j * W + L));
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const VF a = hn::Set(d, row[r]);
         acc0[r] = hn::IfThenElse(skip0, acc0[r], hn::MulAdd(a, b0, acc0[r]));
-        acc1[r] = hn::IfThenElse(skip1, acc1[r], hn::MulAdd(a, b1, acc1[r]));
+        if constexpr (!kHalf) {
+          acc1[r] = hn::IfThenElse(skip1, acc1[r], hn::MulAdd(a, b1, acc1[r]));
+        }
       }
     } else {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const VF a = hn::Set(d, row[r]);
         acc0[r] = hn::MulAdd(a, b0, acc0[r]);
-        acc1[r] = hn::MulAdd(a, b1, acc1[r]);
+        if constexpr (!kHalf) acc1[r] = hn::MulAdd(a, b1, acc1[r]);
       }
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     hn::Store(acc0[r], d, out + r * W);
-    hn::Store(acc1[r], d, out + r * W + L);
+    if constexpr (!kHalf) hn::Store(acc1[r], d, out + r * W + L);
   }
 }
 
-template <bool kCareful>
+template <bool kCareful, bool kHalf>
 HWY_NOINLINE void gather_strip_as(int64_t count, int64_t depth, const float* rows, int64_t stride,
                                   const float* strip, const float* weights, float* out) {
   const int64_t W = strip_width();
   // 8 rows divide the usual head sizes and still fill AVX-512's pipes.
   constexpr int kRows = kTileRows == 12 ? 8 : kTileRows;
   for_tiles<kRows>(depth, [&](auto tile, int64_t i) HWY_ATTR {
-    gather_rows<tile, kCareful>(count, rows + i, stride, strip, weights, out + i * W);
+    gather_rows<tile, kCareful, kHalf>(count, rows + i, stride, strip, weights, out + i * W);
   });
 }
 
-// out [depth][W] += rows [count, depth]ᵀ · strip [count][W]. In careful mode entries whose weight
-// is −0 (masked) are stepped over.
-HWY_INLINE void gather_strip(bool careful, int64_t count, int64_t depth, const float* rows,
-                             int64_t stride, const float* strip, const float* weights, float* out) {
-  if (careful) {
-    gather_strip_as<true>(count, depth, rows, stride, strip, weights, out);
+// out [depth][W] += rows [count, depth]ᵀ · strip [count][W], but for the lanes of a vector without
+// a query. In careful mode entries whose weight is −0 (masked) are stepped over.
+HWY_INLINE void gather_strip(bool half, bool careful, int64_t count, int64_t depth,
+                             const float* rows, int64_t stride, const float* strip,
+                             const float* weights, float* out) {
+  const auto as = [&](auto halved) {
+    if (careful) {
+      gather_strip_as<true, halved>(count, depth, rows, stride, strip, weights, out);
+    } else {
+      gather_strip_as<false, halved>(count, depth, rows, stride, strip, weights, out);
+    }
+  };
+  if (half) {
+    as(std::true_type());
   } else {
-    gather_strip_as<false>(count, depth, rows, stride, strip, weights, out);
+    as(std::false_type());
   }
 }
 
@@ -208,6 +232,7 @@ struct StripSet {
   const float* strip[3];
   const float* weights[3];  // careful mode: −0 marks what to step over
   int count;
+  int last_lanes;  // of the last strip, which alone may have fewer than W queries
 };
 
 template <int R, int C, bool kCareful>
@@ -225,7 +250,8 @@ HWY_INLINE void scatter_rows(const StripSet& set, int64_t offset, const float* H
   for (int t = 0; t < set.count; ++t) {
     const float* HWY_RESTRICT strip = set.strip[t] + offset;
     const float* HWY_RESTRICT weights = set.weights[t] + offset;
-    for (int64_t lane = 0; lane < W; ++lane, x += x_stride) {
+    const int64_t queries = t + 1 < set.count ? W : set.last_lanes;
+    for (int64_t lane = 0; lane < queries; ++lane, x += x_stride) {
       VF b[C];
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) b[c] = hn::Load(d, x + c * L);

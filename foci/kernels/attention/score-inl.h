@@ -34,7 +34,8 @@ HWY_INLINE void product_strip(const Strip& s, const KeyRun& keys, const float* r
                               const float* panel, float factor, float* strip) {
   switch (s.score) {
     case ScoreKind::dot:
-      return score_strip(keys.count, s.D, rows, stride, panel, factor, strip);
+      return score_strip(half_strip(s.mask.lanes), keys.count, s.D, rows, stride, panel, factor,
+                         strip);
     case ScoreKind::l2:
       return l2_strip(s, keys.count, rows, stride, panel, strip);
     case ScoreKind::additive:

@@ -264,6 +264,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     const int64_t stop = HWY_MIN(at + kBackwardBlock, end);
     StripSet weights{}, dscores{};
     weights.count = dscores.count = count;
+    weights.last_lanes = dscores.last_lanes = strips[count - 1].mask.lanes;
     const float* v = s0.v + at * s0.v_stride;
     int64_t v_stride = s0.v_stride;
     if (dropout && g.dy != nullptr) {
@@ -292,7 +293,8 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
       if (g.dentropy) std::memcpy(scores, p, sizeof(float) * static_cast<size_t>((hi - lo) * W));
       softmax_weights(s.careful, hi - lo, b[t].m, b[t].inverse, p);
       if (g.dy != nullptr) {
-        score_strip(hi - lo, Dv, v + (lo - at) * v_stride, v_stride, b[t].dy_panel, 1.0f, ds);
+        score_strip(half_strip(s.mask.lanes), hi - lo, Dv, v + (lo - at) * v_stride, v_stride,
+                    b[t].dy_panel, 1.0f, ds);
       } else {
         std::fill(ds, ds + (hi - lo) * W, 0.0f);
       }
@@ -327,7 +329,8 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
         pair_gradients(s, keys, rows, s.k_stride, b[t].q_panel, ds, p, b[t].dq, g.dk, g.dk_stride,
                        dw);
       } else {
-        gather_strip(s.careful, hi - lo, D, rows, s.k_stride, ds, p, b[t].dq);
+        gather_strip(half_strip(s.mask.lanes), s.careful, hi - lo, D, rows, s.k_stride, ds, p,
+                     b[t].dq);
       }
     }
     if (g.dq == nullptr) continue;

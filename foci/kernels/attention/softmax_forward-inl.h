@@ -93,7 +93,8 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
       drop_weights(s.dropout, lo, nullptr, hi - lo, part, left);
       kept = left;
     }
-    gather_strip(s.careful, hi - lo, s.Dv, s.v + lo * s.v_stride, s.v_stride, kept, kept, acc);
+    gather_strip(half_strip(s.mask.lanes), s.careful, hi - lo, s.Dv, s.v + lo * s.v_stride,
+                 s.v_stride, kept, kept, acc);
     if (whole) std::memcpy(block_max + block * W, r.m, sizeof(float) * static_cast<size_t>(W));
   }
 

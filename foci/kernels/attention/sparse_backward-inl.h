@@ -169,10 +169,10 @@ inline void add_part(const SparsePart& p, bool careful, int64_t key_begin, int64
   const float* weights = p.weights + at * W;
   // A gradient of −0 is as good a mark of what to step over: rows of Q that are not finite have no
   // weights.
-  const StripSet dscores{{p.dscores + at * W}, {p.dscores + at * W}, 1};
+  const StripSet dscores{{p.dscores + at * W}, {p.dscores + at * W}, 1, p.lanes};
   scatter_strips(careful, dscores, count, begin, D, p.q_rows, q_stride, dk, q_stride);
   if (p.dy_rows == nullptr) return;
-  const StripSet kept{{weights}, {weights}, 1};
+  const StripSet kept{{weights}, {weights}, 1, p.lanes};
   scatter_strips(careful, kept, count, begin, Dv, p.dy_rows, dy_stride, dv, dy_stride);
 }
 
@@ -223,7 +223,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   for (int64_t u = 0; u < p.count && g.dy != nullptr; u += kKeyBlock) {
     const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
     const RowBlock v = rows_together(n, p.index + u, Dv, s.v, s.v_stride, rows);
-    score_strip(n, Dv, v.rows, v.stride, dy_panel, 1.0f, ds + u * W);
+    score_strip(half_strip(s.mask.lanes), n, Dv, v.rows, v.stride, dy_panel, 1.0f, ds + u * W);
     if (!dropout) continue;
     uint32_t kept[kKeyBlock];
     dropout_lanes(s.dropout, 0, p.index + u, n, kept);
@@ -253,9 +253,10 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     if (g.dq == nullptr) continue;
     const float* weights = p.weights + u * W;
     if (s.score == ScoreKind::dot) {
-      gather_strip(s.careful, run.count, D, k.rows, k.stride, part, weights, dq);
+      gather_strip(half_strip(s.mask.lanes), s.careful, run.count, D, k.rows, k.stride, part,
+                   weights, dq);
       if (g.part != nullptr) continue;
-      const StripSet dscores{{part}, {weights}, 1};
+      const StripSet dscores{{part}, {weights}, 1, s.mask.lanes};
       scatter_strips(s.careful, dscores, run.count, run.index, D, q_rows, q_stride, g.dk,
                      g.dk_stride);
     } else {
@@ -266,13 +267,13 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
       drop_weights(s.dropout, 0, run.index, run.count, weights, dropped);
       weights = dropped;
     }
-    const StripSet left{{weights}, {weights}, 1};
+    const StripSet left{{weights}, {weights}, 1, s.mask.lanes};
     scatter_strips(s.careful, left, run.count, run.index, Dv, dy_rows, dy_stride, g.dv,
                    g.dv_stride);
   }
   if (g.part != nullptr) {
-    *g.part = {p.count, p.index, ds, p.weights, q_rows, g.dy != nullptr ? dy_rows : nullptr,
-               p.broken};
+    *g.part = {p.count,      p.index, ds, p.weights, q_rows, g.dy != nullptr ? dy_rows : nullptr,
+               s.mask.lanes, p.broken};
     // Masked entries keep their mark, −0, and dropped ones get it: neither adds anything.
     if (dropout) drop_weights(s.dropout, 0, p.index, p.count, p.weights, p.weights);
   }

@@ -195,7 +195,8 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
       drop_weights(s.dropout, 0, p.index + u, n, weights, dropped);
       weights = dropped;
     }
-    gather_strip(s.careful, n, s.Dv, v.rows, v.stride, weights, weights, acc);
+    gather_strip(half_strip(s.mask.lanes), s.careful, n, s.Dv, v.rows, v.stride, weights, weights,
+                 acc);
   }
   if (o.y == nullptr) return;
   const uint32_t reached = p.broken != 0 ? lanes_with_kept_keys(s, span, scratch.bits) : ~0u;
