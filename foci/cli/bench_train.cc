@@ -94,6 +94,9 @@ class BenchTrain : public Verb {
         "{:.0f} % of peak\n",
         1e3 * r.seconds, 1e3 * r.low, 1e3 * r.high, r.steps, r.items_per_second,
         w.language ? "texts" : "pictures", r.gflops, 100 * r.share);
+    fmt::print(
+        "memory     {:.1f} MB of tensors at most; {:.0f} tensors a step, {:.3g} of them new\n",
+        static_cast<double>(r.peak_bytes) / (1 << 20), r.tensors, r.allocations);
     if (!r.rows.empty()) {
       fmt::print("\n{:<12}{:<10}{:>8}{:>11}{:>9}{:>10}{:>9}\n", "operator", "pass", "calls",
                  "ms a step", "of time", "GF/s", "of peak");
@@ -134,6 +137,9 @@ class BenchTrain : public Verb {
             {"gflops", r.gflops},
             {"peak_gflops", r.peak_gflops},
             {"share_of_peak", r.share},
+            {"peak_tensor_bytes", r.peak_bytes},
+            {"tensors_per_step", r.tensors},
+            {"allocations_per_step", r.allocations},
             {"first_loss", r.first_loss},
             {"last_loss", r.last_loss},
             {"profile", rows}};

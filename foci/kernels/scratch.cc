@@ -11,7 +11,7 @@ namespace foci::kernels {
 namespace {
 
 // Smaller pieces are left to malloc, which keeps them itself.
-constexpr size_t kPooledBytes = size_t{64} << 10;
+constexpr size_t kPooledBytes = size_t{4} << 10;
 
 struct Pool {
   struct Piece {

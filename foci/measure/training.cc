@@ -265,6 +265,8 @@ TrainingReport measure_training(const TrainingMeasurement& m) {
       f(seconds, loss);
     }
   };
+  const TensorMemory before = tensor_memory();
+  reset_tensor_memory_peak();
   run([&](double seconds, double loss) {
     if (times.empty()) r.first_loss = loss;
     r.last_loss = loss;
@@ -272,6 +274,11 @@ TrainingReport measure_training(const TrainingMeasurement& m) {
   });
   if (times.empty()) return r;
   r.steps = static_cast<int>(times.size());
+  const TensorMemory after = tensor_memory();
+  const auto fresh = static_cast<double>(after.allocations - before.allocations);
+  r.allocations = fresh / r.steps;
+  r.tensors = (fresh + static_cast<double>(after.reuses - before.reuses)) / r.steps;
+  r.peak_bytes = after.most_in_use;
   r.seconds = quantile(times, 0.5);
   r.low = quantile(times, 0.25);
   r.high = quantile(times, 0.75);

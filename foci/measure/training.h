@@ -97,6 +97,10 @@ struct TrainingReport {
   double gflops = 0, peak_gflops = 0, share = 0;
   int steps = 0;
   double first_loss = 0, last_loss = 0;
+  // Pieces of memory for tensors that a step takes, and those among them that are asked of the
+  // system; most bytes of tensors at once, parameters and optimiser too.
+  double tensors = 0, allocations = 0;
+  int64_t peak_bytes = 0;
   std::vector<TrainingRow> rows;  // with profile
   bool stopped = false;
 };

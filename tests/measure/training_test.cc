@@ -91,6 +91,9 @@ TEST(MeasureTraining, TheProfileAddsUp) {
   EXPECT_GE(r.steps, 5);
   EXPECT_GT(r.seconds, 0);
   EXPECT_GT(r.parameters, 16 * 20);
+  EXPECT_EQ(r.allocations, 0);
+  EXPECT_GT(r.tensors, 50);
+  EXPECT_GT(r.peak_bytes, 12 * r.parameters);
   double share = 0, gflops = 0;
   std::set<std::string> names;
   for (const TrainingRow& row : r.rows) {
