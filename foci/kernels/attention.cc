@@ -22,7 +22,7 @@ size_t forward_bytes(const RowMap& map, int64_t keys, int64_t D, int64_t Dv, boo
 }
 
 size_t backward_bytes(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
-  return map.sparse() ? sparse_backward_scratch(map, keys, D, Dv) : backward_scratch(D, Dv);
+  return map.sparse() ? sparse_backward_scratch(map, keys, D, Dv) : backward_scratch(keys, D, Dv);
 }
 
 size_t weights_bytes(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {

@@ -13,6 +13,7 @@
 #include "foci/kernels/attention.h"
 
 #include <cstring>
+#include <type_traits>
 #include "foci/kernels/attention/products-inl.h"
 #include "foci/kernels/transpose-inl.h"
 
@@ -239,6 +240,109 @@ HWY_INLINE PairPart exp_part(VF g, VF eq, VF ek) {
   return {hn::Mul(g, slope), hn::MulAdd(r, hn::Set(d, -2.0f), one)};
 }
 
+// The least and the largest of n numbers.
+inline HWY_NOINLINE void widen_range(const float* x, int64_t n, float& least, float& most) {
+  const DF d;
+  const int64_t L = lanes();
+  VF low = hn::Set(d, least), high = hn::Set(d, most);
+  int64_t i = 0;
+  for (; i + L <= n; i += L) {
+    const VF v = hn::LoadU(d, x + i);
+    low = hn::Min(low, v);
+    high = hn::Max(high, v);
+  }
+  least = hn::GetLane(hn::MinOfLanes(d, low));
+  most = hn::GetLane(hn::MaxOfLanes(d, high));
+  for (; i < n; ++i) {
+    least = HWY_MIN(least, x[i]);
+    most = HWY_MAX(most, x[i]);
+  }
+}
+
+// to[i] += factor[i] · the sum of all lanes of x[i], for four neighbours.
+HWY_INLINE void add_scaled_lane_sums(const VF* x, const float* factor, float* to) {
+  const DF d;
+#if FOCI_HAS_FOURS
+  const hn::CappedTag<float, 4> four;
+  const Fours<VF> t = transpose_fours(d, Fours<VF>{x[0], x[1], x[2], x[3]});
+  const auto sums = fold_blocks(d, hn::Add(hn::Add(t.a, t.b), hn::Add(t.c, t.e)));
+  hn::StoreU(hn::MulAdd(sums, hn::LoadU(four, factor), hn::LoadU(four, to)), four, to);
+#else
+  for (int i = 0; i < 4; ++i) to[i] += hn::GetLane(hn::SumOfLanes(d, x[i])) * factor[i];
+#endif
+}
+
+// pair_gradients for keys `which` of a run, none of whose pairs takes tanh itself or is masked.
+// With E = e^(2q)·e^(2k), tanh' = 4E/(1+E)²: the 4 and score_w wait until all is summed. kFlat:
+// some E may be so large or small that the slope counts as 0.
+template <bool kFlat, bool kWeights>
+HWY_NOINLINE void exp_gradients(const Strip& s, const KeyRun& keys, int64_t count,
+                                const int32_t* which, const float* exp_panel, const float* ds,
+                                float* dq, float* dk, int64_t dk_stride, float* dw) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  constexpr int64_t kChunk = 64;
+  const VF one = hn::Set(d, 1.0f);
+  HWY_ALIGN float dq_part[kChunk * kMaxLanes];
+  HWY_ALIGN float dw_part[kWeights ? kChunk * kMaxLanes : 1];
+  float factor[kChunk];
+  for (int64_t c = 0; c < s.D; c += kChunk) {
+    const int64_t n = HWY_MIN(kChunk, s.D - c);
+    const size_t bytes = sizeof(float) * static_cast<size_t>(n * W);
+    std::memset(dq_part, 0, bytes);
+    if constexpr (kWeights) std::memset(dw_part, 0, bytes);
+    for (int64_t i = 0; i < n; ++i) factor[i] = 4 * s.score_w[c + i];
+    const float* panel = exp_panel + c * W;
+    for (int64_t w = 0; w < count; ++w) {
+      const int64_t u = which[w], j = keys[u];
+      const VF g0 = hn::Load(d, ds + u * W), g1 = hn::Load(d, ds + u * W + L);
+      const float* k = s.k_exp + j * s.D + c;
+      float* to = dk + j * dk_stride + c;
+      const auto pair = [&](int64_t at, VF k_exp, VF g) HWY_ATTR {
+        const VF q_exp = hn::Load(d, panel + at);
+        const VF e = hn::Mul(q_exp, k_exp);
+        const VF r = reciprocal(hn::MulAdd(q_exp, k_exp, one));
+        VF slope = hn::Mul(hn::Mul(e, r), r);
+        if constexpr (kFlat) {
+          slope = hn::IfThenElseZero(hn::Ge(slope, hn::Set(d, kFlatTanh / 4)), slope);
+        }
+        if constexpr (kWeights) {
+          const VF tanh = hn::MulAdd(r, hn::Set(d, -2.0f), one);
+          hn::Store(hn::MulAdd(g, tanh, hn::Load(d, dw_part + at)), d, dw_part + at);
+        }
+        const VF x = hn::Mul(slope, g);
+        hn::Store(hn::Add(hn::Load(d, dq_part + at), x), d, dq_part + at);
+        return x;
+      };
+      const auto number = [&](int64_t i) HWY_ATTR {
+        const VF k_exp = hn::Set(d, k[i]);
+        const VF x = pair(i * W, k_exp, g0);
+        return hn::Add(x, pair(i * W + L, k_exp, g1));
+      };
+      int64_t i = 0;
+      for (; i + 4 <= n; i += 4) {
+        VF sums[4];
+#pragma GCC unroll 4
+        for (int m = 0; m < 4; ++m) sums[m] = number(i + m);
+        add_scaled_lane_sums(sums, factor + i, to + i);
+      }
+      for (; i < n; ++i) to[i] += hn::GetLane(hn::SumOfLanes(d, number(i))) * factor[i];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const VF f = hn::Set(d, factor[i]);
+      for (int64_t at = i * W; at < (i + 1) * W; at += L) {
+        float* to = dq + c * W + at;
+        hn::Store(hn::MulAdd(hn::Load(d, dq_part + at), f, hn::Load(d, to)), d, to);
+        if constexpr (kWeights) {
+          float* weights = dw + c * W + at;
+          hn::Store(hn::Add(hn::Load(d, weights), hn::Load(d, dw_part + at)), d, weights);
+        }
+      }
+    }
+  }
+}
+
 // Through the scores from the products' gradients ds: dq panel [D][W] +=, dk[key] +=, and for
 // additive dw panel [D][W] += (null: not wanted). `rows` are the run's keys, one after another. In
 // careful mode entries whose weight is −0 (masked) are stepped over.
@@ -313,6 +417,48 @@ HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const fl
   }
 }
 
+inline void additive_gradients(const Strip& s, const KeyRun& keys, const float* rows,
+                               int64_t stride, const float* panel, const float* ds,
+                               const float* weights, float* dq, float* dk, int64_t dk_stride,
+                               float* dw) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  if (s.careful) {
+    return pair_gradients_as<false>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride,
+                                    dw);
+  }
+  const TanhLanes direct(s);
+  const float* exp_panel = panel + s.D * W;
+  float q_least = exp_panel[0], q_most = q_least, k_least = kInf, k_most = 0;
+  widen_range(exp_panel, s.D * W, q_least, q_most);
+  HWY_ALIGN int32_t which[kKeyBlock];
+  int64_t count = 0;
+  for (int64_t u = 0; u < keys.count; ++u) {
+    const hn::Mask<DF> none0 = hn::Eq(hn::Load(d, ds + u * W), hn::Zero(d));
+    const hn::Mask<DF> none1 = hn::Eq(hn::Load(d, ds + u * W + L), hn::Zero(d));
+    if (hn::AllTrue(d, none0) && hn::AllTrue(d, none1)) continue;
+    if (direct.any(s.k_size[keys[u]])) {
+      const int32_t index = static_cast<int32_t>(keys[u]);
+      pair_gradients_as<false>(s, {0, &index, 1}, rows + u * stride, stride, panel, ds + u * W,
+                               weights + u * W, dq, dk, dk_stride, dw);
+      continue;
+    }
+    widen_range(s.k_exp + keys[u] * s.D, s.D, k_least, k_most);
+    which[count++] = static_cast<int32_t>(u);
+  }
+  // Where E is beyond 2⁵⁴ or below 2⁻⁵⁴, the slope is below 2⁻⁵².
+  const bool flat = q_most * k_most > 0x1p54f || q_least * k_least < 0x1p-54f;
+  const auto run = [&](auto flats, auto wanted) {
+    exp_gradients<flats, wanted>(s, keys, count, which, exp_panel, ds, dq, dk, dk_stride, dw);
+  };
+  if (dw != nullptr) {
+    flat ? run(std::true_type(), std::true_type()) : run(std::false_type(), std::true_type());
+  } else {
+    flat ? run(std::true_type(), std::false_type()) : run(std::false_type(), std::false_type());
+  }
+}
+
 HWY_INLINE void pair_gradients(const Strip& s, const KeyRun& keys, const float* rows,
                                int64_t stride, const float* panel, const float* ds,
                                const float* weights, float* dq, float* dk, int64_t dk_stride,
@@ -320,7 +466,7 @@ HWY_INLINE void pair_gradients(const Strip& s, const KeyRun& keys, const float* 
   if (s.score == ScoreKind::l2) {
     pair_gradients_as<true>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride, dw);
   } else {
-    pair_gradients_as<false>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride, dw);
+    additive_gradients(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride, dw);
   }
 }
 

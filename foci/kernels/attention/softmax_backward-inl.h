@@ -23,13 +23,18 @@ HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
 
-inline size_t backward_scratch(int64_t D, int64_t Dv) {
+// Keys whose scores are held from the pass that finds row constants to the one that uses them. More
+// are scored twice.
+inline constexpr int64_t kHeldKeys = 4 * kKeyBlock;
+
+inline size_t backward_scratch(int64_t keys, int64_t D, int64_t Dv) {
   const int64_t W = strip_width(), L = lanes();
   // Per strip: queries, their gradients and dY as panels; weights, their gradients, and what
   // dropout leaves of them.
   return size_t{kMaxStrips} *
              (Carver::bytes<float>(panel_floats(D)) + Carver::bytes<float>(D * W) +
-              Carver::bytes<float>(Dv * W) + 3 * Carver::bytes<float>(kBackwardBlock * W)) +
+              Carver::bytes<float>(Dv * W) + 3 * Carver::bytes<float>(kBackwardBlock * W) +
+              Carver::bytes<float>(HWY_MIN(keys, kHeldKeys) * W)) +
          Carver::bytes<float>(kMaxStrips * W * round_up(D, L)) +
          Carver::bytes<float>(kMaxStrips * W * round_up(Dv, L)) +
          Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(kKeyBlock) +
@@ -47,6 +52,8 @@ struct BackwardStrip {
   float* weights;  // [block][W]
   float* dscores;  // [block][W]
   float* kept;     // [block][W] weights after dropout, or `weights` itself
+  float* held;     // [..][W] finished scores of the span's first keys, or null: may not be held
+  int64_t held_end = 0;  // the key at which they end
   RowSums sums;
   HWY_ALIGN float delta[kMaxLanes];  // dY·Y
   HWY_ALIGN float m[kMaxLanes];      // p = e^(s − m) · inverse
@@ -128,6 +135,11 @@ inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradien
     for (int64_t at = first_block; at < b.span.end; at += kKeyBlock) {
       const int64_t lo = HWY_MAX(at, b.span.begin), hi = HWY_MIN(at + kKeyBlock, b.span.end);
       score_keys(s, b.span, lo, hi, b.q_panel, bits, strip);
+      if (b.held != nullptr && hi - b.span.begin <= kHeldKeys) {
+        std::memcpy(b.held + (lo - b.span.begin) * W, strip,
+                    sizeof(float) * static_cast<size_t>((hi - lo) * W));
+        b.held_end = hi;
+      }
       softmax_block(false, s.careful, hi - lo, strip, r);
       if (s.careful) mask_strip(hi - lo, bits, -0.0f, strip);
       if (g.dcoverage == nullptr) continue;
@@ -208,6 +220,13 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
   const bool dropout = s0.dropout.threshold > 0;
   const bool detour = wants_score_gradients(s0, g);
   const bool pairs = s0.score != ScoreKind::dot;
+  // The careful path needs the masks' bits again, and others the products.
+  const bool hold = !s0.careful && s0.softcap == 0 && !(detour && g.row_scale);
+  int64_t most_keys = 0;
+  for (int t = 0; t < count; ++t) {
+    const KeySpan span = span_of(strips[t].mask);
+    most_keys = HWY_MAX(most_keys, span.end - span.begin);
+  }
   BackwardStrip b[kMaxStrips];
   for (int t = 0; t < count; ++t) {
     b[t].q_panel = mem.take<float>(panel_floats(D));
@@ -216,6 +235,7 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     b[t].weights = mem.take<float>(kBackwardBlock * W);
     b[t].dscores = mem.take<float>(kBackwardBlock * W);
     b[t].kept = dropout ? mem.take<float>(kBackwardBlock * W) : b[t].weights;
+    b[t].held = hold ? mem.take<float>(HWY_MIN(most_keys, kHeldKeys) * W) : nullptr;
   }
   float* q_rows = mem.take<float>(count * W * q_stride);
   float* dy_rows = mem.take<float>(count * W * dy_stride);
@@ -289,7 +309,15 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
       const KeyRun keys{lo, nullptr, hi - lo};
       float* p = b[t].weights + (lo - at) * W;
       float* ds = b[t].dscores + (lo - at) * W;
-      score_keys(s, b[t].span, lo, hi, b[t].q_panel, bits, p, product, uncapped);
+      const int64_t held = HWY_MAX(lo, HWY_MIN(hi, b[t].held_end));
+      if (lo < held) {
+        std::memcpy(p, b[t].held + (lo - b[t].span.begin) * W,
+                    sizeof(float) * static_cast<size_t>((held - lo) * W));
+      }
+      if (held < hi) {
+        score_keys(s, b[t].span, held, hi, b[t].q_panel, bits, p + (held - lo) * W, product,
+                   uncapped);
+      }
       if (g.dentropy) std::memcpy(scores, p, sizeof(float) * static_cast<size_t>((hi - lo) * W));
       softmax_weights(s.careful, hi - lo, b[t].m, b[t].inverse, p);
       if (g.dy != nullptr) {
