@@ -216,30 +216,6 @@ inline HWY_NOINLINE void additive_strip(const Strip& s, const KeyRun& keys, cons
 
 // ---- gradients ----------------------------------------------------------------------------------
 
-// What one pair's number gives to dq (and, up to the sign of `kL2`, to dk), and tanh for score_w.
-struct PairPart {
-  VF dq, tanh;
-};
-
-HWY_INLINE PairPart l2_part(VF g, VF q, VF k) {
-  return {hn::Mul(g, hn::Sub(k, q)), hn::Zero(DF())};  // g holds 2γ
-}
-HWY_INLINE PairPart tanh_part(VF g, VF x) {
-  VF slope;
-  const VF t = tanh_of(x, &slope);
-  return {hn::Mul(g, slope), t};
-}
-// 1 − tanh² = 4E/(1+E)², E = e^(2q)·e^(2k).
-HWY_INLINE PairPart exp_part(VF g, VF eq, VF ek) {
-  const DF d;
-  const VF one = hn::Set(d, 1.0f);
-  const VF e = hn::Mul(eq, ek);
-  const VF r = reciprocal(hn::MulAdd(eq, ek, one));
-  const VF steep = hn::Mul(hn::Mul(e, r), hn::Mul(r, hn::Set(d, 4.0f)));
-  const VF slope = hn::IfThenZeroElse(hn::Lt(steep, hn::Set(d, kFlatTanh)), steep);
-  return {hn::Mul(g, slope), hn::MulAdd(r, hn::Set(d, -2.0f), one)};
-}
-
 // The least and the largest of n numbers.
 inline HWY_NOINLINE void widen_range(const float* x, int64_t n, float& least, float& most) {
   const DF d;
@@ -272,12 +248,64 @@ HWY_INLINE void add_scaled_lane_sums(const VF* x, const float* factor, float* to
 #endif
 }
 
-// pair_gradients for keys `which` of a run, none of whose pairs takes tanh itself or is masked.
-// With E = e^(2q)·e^(2k), tanh' = 4E/(1+E)²: the 4 and score_w wait until all is summed. kFlat:
-// some E may be so large or small that the slope counts as 0.
+// A key's gradients, and the lanes that are stepped over whatever q and k hold: masked ones in
+// careful mode, or else those without a gradient.
+struct PairGradients {
+  VF of[kVectors];
+  hn::Mask<DF> none[kVectors];
+  HWY_INLINE PairGradients(const Strip& s, const float* ds, const float* weights) {
+    const DF d;
+    for (int v = 0; v < kVectors; ++v) {
+      of[v] = hn::Load(d, ds + v * lanes());
+      none[v] =
+          s.careful ? is_masked(hn::Load(d, weights + v * lanes())) : hn::Eq(of[v], hn::Zero(d));
+    }
+  }
+  // Leaves the lanes that take tanh itself, or the others.
+  HWY_INLINE void keep(const TanhLanes& direct, RowSize key, bool tanh) {
+    for (int v = 0; v < kVectors; ++v) {
+      const auto takes = direct.mask(key, v);
+      none[v] = hn::Or(none[v], tanh ? hn::Not(takes) : takes);
+    }
+  }
+  HWY_INLINE bool idle() const {
+    const DF d;
+    return hn::AllTrue(d, none[0]) && hn::AllTrue(d, none[1]);
+  }
+};
+
+// One key's part of pair_gradients in the lanes that take tanh itself.
+inline HWY_NOINLINE void tanh_gradients(const Strip& s, const PairGradients& g, const float* k,
+                                        const float* panel, float* dq, float* dk, float* dw) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const VF zero = hn::Zero(d);
+  for (int64_t i = 0; i < s.D; ++i) {
+    VF sum = zero;
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = i * W + v * L;
+      VF slope;
+      const VF tanh = tanh_of(hn::Add(hn::Load(d, panel + at), hn::Set(d, k[i])), &slope);
+      const VF gradient = hn::Mul(g.of[v], hn::Set(d, s.score_w[i]));
+      const VF x = hn::IfThenZeroElse(g.none[v], hn::Mul(gradient, slope));
+      hn::Store(hn::Add(hn::Load(d, dq + at), x), d, dq + at);
+      sum = hn::Add(sum, x);
+      if (dw == nullptr) continue;
+      const VF t = hn::IfThenZeroElse(g.none[v], hn::Mul(g.of[v], tanh));
+      hn::Store(hn::Add(hn::Load(d, dw + at), t), d, dw + at);
+    }
+    dk[i] += hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
+// The part of pair_gradients that goes by exponentials, for keys `which` of a run. With
+// E = e^(2q)·e^(2k), tanh' = 4E/(1+E)²: the 4 and score_w wait until all is summed. kFlat: some E
+// may be so large or small that the slope counts as 0.
 template <bool kFlat, bool kWeights>
 HWY_NOINLINE void exp_gradients(const Strip& s, const KeyRun& keys, int64_t count,
-                                const int32_t* which, const float* exp_panel, const float* ds,
+                                const int32_t* which, const TanhLanes& direct,
+                                const float* exp_panel, const float* ds, const float* weights,
                                 float* dq, float* dk, int64_t dk_stride, float* dw) {
   const DF d;
   const int64_t L = lanes();
@@ -296,10 +324,14 @@ HWY_NOINLINE void exp_gradients(const Strip& s, const KeyRun& keys, int64_t coun
     const float* panel = exp_panel + c * W;
     for (int64_t w = 0; w < count; ++w) {
       const int64_t u = which[w], j = keys[u];
-      const VF g0 = hn::Load(d, ds + u * W), g1 = hn::Load(d, ds + u * W + L);
+      PairGradients g(s, ds + u * W, weights + u * W);
+      if (direct.any(s.k_size[j])) g.keep(direct, s.k_size[j], false);
+      // What exponentials give is finite, and adds 0 to these lanes.
+      const VF g0 = hn::IfThenZeroElse(g.none[0], g.of[0]);
+      const VF g1 = hn::IfThenZeroElse(g.none[1], g.of[1]);
       const float* k = s.k_exp + j * s.D + c;
       float* to = dk + j * dk_stride + c;
-      const auto pair = [&](int64_t at, VF k_exp, VF g) HWY_ATTR {
+      const auto pair = [&](int64_t at, VF k_exp, VF gradient) HWY_ATTR {
         const VF q_exp = hn::Load(d, panel + at);
         const VF e = hn::Mul(q_exp, k_exp);
         const VF r = reciprocal(hn::MulAdd(q_exp, k_exp, one));
@@ -309,9 +341,9 @@ HWY_NOINLINE void exp_gradients(const Strip& s, const KeyRun& keys, int64_t coun
         }
         if constexpr (kWeights) {
           const VF tanh = hn::MulAdd(r, hn::Set(d, -2.0f), one);
-          hn::Store(hn::MulAdd(g, tanh, hn::Load(d, dw_part + at)), d, dw_part + at);
+          hn::Store(hn::MulAdd(gradient, tanh, hn::Load(d, dw_part + at)), d, dw_part + at);
         }
-        const VF x = hn::Mul(slope, g);
+        const VF x = hn::Mul(slope, gradient);
         hn::Store(hn::Add(hn::Load(d, dq_part + at), x), d, dq_part + at);
         return x;
       };
@@ -335,99 +367,19 @@ HWY_NOINLINE void exp_gradients(const Strip& s, const KeyRun& keys, int64_t coun
         float* to = dq + c * W + at;
         hn::Store(hn::MulAdd(hn::Load(d, dq_part + at), f, hn::Load(d, to)), d, to);
         if constexpr (kWeights) {
-          float* weights = dw + c * W + at;
-          hn::Store(hn::Add(hn::Load(d, weights), hn::Load(d, dw_part + at)), d, weights);
+          float* sums = dw + c * W + at;
+          hn::Store(hn::Add(hn::Load(d, sums), hn::Load(d, dw_part + at)), d, sums);
         }
       }
     }
   }
 }
 
-// Through the scores from the products' gradients ds: dq panel [D][W] +=, dk[key] +=, and for
-// additive dw panel [D][W] += (null: not wanted). `rows` are the run's keys, one after another. In
-// careful mode entries whose weight is −0 (masked) are stepped over.
-template <bool kL2>
-HWY_NOINLINE void pair_gradients_as(const Strip& s, const KeyRun& keys, const float* rows,
-                                    int64_t stride, const float* panel, const float* ds,
-                                    const float* weights, float* dq, float* dk, int64_t dk_stride,
-                                    float* dw) {
-  const DF d;
-  const int64_t L = lanes();
+inline HWY_NOINLINE void additive_gradients(const Strip& s, const KeyRun& keys, const float* rows,
+                                            int64_t stride, const float* panel, const float* ds,
+                                            const float* weights, float* dq, float* dk,
+                                            int64_t dk_stride, float* dw) {
   const int64_t W = strip_width();
-  const float* exp_panel = panel + s.D * W;
-  const TanhLanes direct(s);
-  for (int64_t u = 0; u < keys.count; ++u) {
-    VF g[kVectors];
-    hn::Mask<DF> none[kVectors];
-    bool idle = true;
-    for (int v = 0; v < kVectors; ++v) {
-      g[v] = hn::Load(d, ds + u * W + v * L);
-      none[v] =
-          s.careful ? is_masked(hn::Load(d, weights + u * W + v * L)) : hn::Eq(g[v], hn::Zero(d));
-      idle = idle && hn::AllTrue(d, none[v]);
-    }
-    if (idle) continue;
-    const int64_t j = keys[u];
-    const float* k_row = rows + u * stride;
-    const float* k_exp = kL2 ? nullptr : s.k_exp + j * s.D;
-    const RowSize key = kL2 ? RowSize::usual : s.k_size[j];
-    const bool some = !kL2 && direct.any(key), all = !kL2 && direct.all(key);
-    float* to = dk + j * dk_stride;
-    // Number i of q and k: adds to dq and dw, and returns what dk gets, lane by lane.
-    const auto number = [&](int64_t i) HWY_ATTR {
-      const VF k = hn::Set(d, k_row[i]);
-      const VF factor = hn::Set(d, kL2 ? 2 * s.gamma : s.score_w[i]);
-      VF sum = hn::Zero(d);
-      for (int v = 0; v < kVectors; ++v) {
-        const int64_t at = i * W + v * L;
-        const VF gradient = hn::Mul(g[v], factor);
-        PairPart part;
-        if constexpr (kL2) {
-          part = l2_part(gradient, hn::Load(d, panel + at), k);
-        } else if (all) {
-          part = tanh_part(gradient, hn::Add(hn::Load(d, panel + at), k));
-        } else {
-          part = exp_part(gradient, hn::Load(d, exp_panel + at), hn::Set(d, k_exp[i]));
-          if (some) {
-            const PairPart other = tanh_part(gradient, hn::Add(hn::Load(d, panel + at), k));
-            const auto takes = direct.mask(key, v);
-            part.dq = hn::IfThenElse(takes, other.dq, part.dq);
-            part.tanh = hn::IfThenElse(takes, other.tanh, part.tanh);
-          }
-        }
-        const VF x = hn::IfThenZeroElse(none[v], part.dq);
-        hn::Store(hn::Add(hn::Load(d, dq + at), x), d, dq + at);
-        sum = hn::Add(sum, x);
-        if (!kL2 && dw != nullptr) {
-          const VF t = hn::IfThenZeroElse(none[v], hn::Mul(g[v], part.tanh));
-          hn::Store(hn::Add(hn::Load(d, dw + at), t), d, dw + at);
-        }
-      }
-      return sum;
-    };
-    int64_t i = 0;
-    for (; i + 4 <= s.D; i += 4) {
-      const VF sums[4] = {number(i), number(i + 1), number(i + 2), number(i + 3)};
-      add_lane_sums(d, sums, kL2, to + i);
-    }
-    for (; i < s.D; ++i) {
-      const float sum = hn::GetLane(hn::SumOfLanes(d, number(i)));
-      to[i] += kL2 ? -sum : sum;
-    }
-  }
-}
-
-inline void additive_gradients(const Strip& s, const KeyRun& keys, const float* rows,
-                               int64_t stride, const float* panel, const float* ds,
-                               const float* weights, float* dq, float* dk, int64_t dk_stride,
-                               float* dw) {
-  const DF d;
-  const int64_t L = lanes();
-  const int64_t W = strip_width();
-  if (s.careful) {
-    return pair_gradients_as<false>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride,
-                                    dw);
-  }
   const TanhLanes direct(s);
   const float* exp_panel = panel + s.D * W;
   float q_least = exp_panel[0], q_most = q_least, k_least = kInf, k_most = 0;
@@ -435,22 +387,27 @@ inline void additive_gradients(const Strip& s, const KeyRun& keys, const float* 
   HWY_ALIGN int32_t which[kKeyBlock];
   int64_t count = 0;
   for (int64_t u = 0; u < keys.count; ++u) {
-    const hn::Mask<DF> none0 = hn::Eq(hn::Load(d, ds + u * W), hn::Zero(d));
-    const hn::Mask<DF> none1 = hn::Eq(hn::Load(d, ds + u * W + L), hn::Zero(d));
-    if (hn::AllTrue(d, none0) && hn::AllTrue(d, none1)) continue;
-    if (direct.any(s.k_size[keys[u]])) {
-      const int32_t index = static_cast<int32_t>(keys[u]);
-      pair_gradients_as<false>(s, {0, &index, 1}, rows + u * stride, stride, panel, ds + u * W,
-                               weights + u * W, dq, dk, dk_stride, dw);
-      continue;
+    const int64_t j = keys[u];
+    const RowSize key = s.k_size[j];
+    PairGradients g(s, ds + u * W, weights + u * W);
+    if (g.idle()) continue;
+    if (direct.any(key)) {
+      PairGradients tanh = g;
+      tanh.keep(direct, key, true);
+      g.keep(direct, key, false);
+      if (!tanh.idle()) {
+        tanh_gradients(s, tanh, rows + u * stride, panel, dq, dk + j * dk_stride, dw);
+      }
+      if (g.idle()) continue;
     }
-    widen_range(s.k_exp + keys[u] * s.D, s.D, k_least, k_most);
+    widen_range(s.k_exp + j * s.D, s.D, k_least, k_most);
     which[count++] = static_cast<int32_t>(u);
   }
   // Where E is beyond 2⁵⁴ or below 2⁻⁵⁴, the slope is below 2⁻⁵².
   const bool flat = q_most * k_most > 0x1p54f || q_least * k_least < 0x1p-54f;
   const auto run = [&](auto flats, auto wanted) {
-    exp_gradients<flats, wanted>(s, keys, count, which, exp_panel, ds, dq, dk, dk_stride, dw);
+    exp_gradients<flats, wanted>(s, keys, count, which, direct, exp_panel, ds, weights, dq, dk,
+                                 dk_stride, dw);
   };
   if (dw != nullptr) {
     flat ? run(std::true_type(), std::true_type()) : run(std::false_type(), std::true_type());
@@ -459,12 +416,53 @@ inline void additive_gradients(const Strip& s, const KeyRun& keys, const float* 
   }
 }
 
+inline HWY_NOINLINE void l2_gradients(const Strip& s, const KeyRun& keys, const float* rows,
+                                      int64_t stride, const float* panel, const float* ds,
+                                      const float* weights, float* dq, float* dk,
+                                      int64_t dk_stride) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const VF factor = hn::Set(d, 2 * s.gamma);
+  for (int64_t u = 0; u < keys.count; ++u) {
+    const PairGradients g(s, ds + u * W, weights + u * W);
+    if (g.idle()) continue;
+    const float* k_row = rows + u * stride;
+    float* to = dk + keys[u] * dk_stride;
+    VF gradient[kVectors];
+    for (int v = 0; v < kVectors; ++v) gradient[v] = hn::Mul(g.of[v], factor);
+    // Number i of q and k: adds to dq, and returns what dk loses, lane by lane.
+    const auto number = [&](int64_t i) HWY_ATTR {
+      const VF k = hn::Set(d, k_row[i]);
+      VF sum = hn::Zero(d);
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = i * W + v * L;
+        const VF part = hn::Mul(gradient[v], hn::Sub(k, hn::Load(d, panel + at)));
+        const VF x = hn::IfThenZeroElse(g.none[v], part);
+        hn::Store(hn::Add(hn::Load(d, dq + at), x), d, dq + at);
+        sum = hn::Add(sum, x);
+      }
+      return sum;
+    };
+    int64_t i = 0;
+    for (; i + 4 <= s.D; i += 4) {
+      const VF sums[4] = {number(i), number(i + 1), number(i + 2), number(i + 3)};
+      add_lane_sums(d, sums, true, to + i);
+    }
+    for (; i < s.D; ++i) to[i] -= hn::GetLane(hn::SumOfLanes(d, number(i)));
+  }
+}
+
+// Through the scores from the products' gradients ds: dq panel [D][W] +=, dk[key] +=, and for
+// additive dw panel [D][W] += (null: not wanted). `rows` are the run's keys, one after another. In
+// careful mode entries whose weight is −0 (masked) are stepped over. What a pair adds to dq, and in
+// which order, depends on that pair and its row's alone.
 HWY_INLINE void pair_gradients(const Strip& s, const KeyRun& keys, const float* rows,
                                int64_t stride, const float* panel, const float* ds,
                                const float* weights, float* dq, float* dk, int64_t dk_stride,
                                float* dw) {
   if (s.score == ScoreKind::l2) {
-    pair_gradients_as<true>(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride, dw);
+    l2_gradients(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride);
   } else {
     additive_gradients(s, keys, rows, stride, panel, ds, weights, dq, dk, dk_stride, dw);
   }
