@@ -111,8 +111,7 @@ class Forward {
         }
         continue;
       }
-      const int64_t step =
-          coverage_ ? fused::queries_per_chunk(s.queries, kernels::kMaxStrips * width) : width;
+      const int64_t step = coverage_ ? fused::queries_per_chunk(s.queries, width) : width;
       for (int64_t h = 0; h < H; ++h) {
         for (int64_t at = 0; at < s.queries; at += step) {
           const int64_t end = std::min(at + step, s.queries);

@@ -41,9 +41,9 @@ std::vector<Sequence> sequences_of(const Problem& problem);
 
 // ---- backward's cut (fused_chunks.cc) ----------------------------------------------------------
 
-// Queries of one sequence that share partial sums (dK, dV, coverage), of at most `most` such
-// groups. Their number depends on the sequence alone.
-int64_t queries_per_chunk(int64_t queries, int64_t tile, int64_t most = 8);
+// Queries of one sequence that share partial sums (dK, dV, coverage): whole strips of `width`, at
+// most `most` such groups. Their number depends on the sequence alone.
+int64_t queries_per_chunk(int64_t queries, int64_t width, int64_t most = 8);
 
 // One task: queries [begin, end) of a sequence, every query head of one key/value head. The first
 // chunk of a head may add to dK and dV themselves; the others add to partial sums.
@@ -81,12 +81,12 @@ struct Chunks {
   bool parts = false;        // whether some wave leaves parts
   // `row` floats of dK's and dV's padded rows together. `direct`: first chunks need no partial
   // sums.
-  void cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t tile,
+  void cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t width,
            const ChunkRules& rules, int64_t row, bool direct);
 };
 // most_partial of `groups` equal heads, from above.
 int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries, int64_t keys,
-                       int64_t tile, int64_t row);
+                       int64_t width, int64_t row);
 
 // Parts (kernels::SparsePart) held at once: what 16 MB hold, but so many in any case that threads
 // have work.

@@ -163,7 +163,7 @@ class Backward {
     fused::ChunkRules rules = fused::chunk_rules(p_.spec, row_sums, shared_sums);
     if (tables) rules.wave = kTableWave;
     const int64_t row = products_ ? dk_stride_ + dv_stride_ : 0;
-    chunks_.cut(sequences_, Hk_, kernels::kMaxStrips * kernels_.width, rules, row, adds_in_place());
+    chunks_.cut(sequences_, Hk_, kernels_.width, rules, row, adds_in_place());
     for (const Sequence& s : sequences_) most_keys_ = std::max(most_keys_, s.keys);
     if (bias_ == fused::BiasGradient::keys) {
       int64_t at = 0;

@@ -8,8 +8,8 @@
 namespace foci::fused {
 namespace {
 
-// A chunk costs a partial dK and dV; 256 queries repay that many times over.
-constexpr int64_t kLeastQueries = 256;
+// A chunk costs a partial dK and dV; so many queries repay that many times over.
+constexpr int64_t kChunkQueries = 256;
 constexpr int64_t kMostChunks = 8;
 // Floats of partial sums for one key/value head, above which its keys are taken panel by panel:
 // 16 MB. A panel's tiles pack their queries again, which thousands of keys repay.
@@ -19,9 +19,12 @@ constexpr int64_t kWavePartial = int64_t{12} << 20;
 
 }  // namespace
 
-int64_t queries_per_chunk(int64_t queries, int64_t tile, int64_t most) {
-  const int64_t wanted = std::max(kLeastQueries, (queries + most - 1) / most);
-  return (wanted + tile - 1) / tile * tile;
+int64_t queries_per_chunk(int64_t queries, int64_t width, int64_t most) {
+  // Equal chunks, of an even number: two threads, or four, that share one head end together.
+  const int64_t pairs = (queries + 2 * kChunkQueries - 1) / (2 * kChunkQueries);
+  const int64_t count = queries <= kChunkQueries ? 1 : std::min(2 * pairs, most);
+  const int64_t each = std::max<int64_t>(1, (queries + count - 1) / count);
+  return (each + width - 1) / width * width;
 }
 
 ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums, bool shared_sums) {
@@ -51,12 +54,12 @@ int64_t panel_keys(const ChunkRules& rules, int64_t chunks, int64_t keys, int64_
          kernels::kBackwardBlock;
 }
 
-void Chunks::cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t tile,
+void Chunks::cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t width,
                  const ChunkRules& rules, int64_t row, bool direct) {
   for (size_t q = 0; q < sequences.size(); ++q) {
     const Sequence& s = sequences[q];
     if (s.queries == 0) continue;
-    const int64_t step = queries_per_chunk(s.queries, tile, most_chunks(rules, s.queries));
+    const int64_t step = queries_per_chunk(s.queries, width, most_chunks(rules, s.queries));
     const int64_t count = (s.queries + step - 1) / step;
     const int64_t panel = std::min(s.keys, panel_keys(rules, count, s.keys, row));
     const bool leaves_parts = rules.parts && s.queries > kLongQueries;
@@ -94,8 +97,8 @@ void Chunks::cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64
 }
 
 int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries, int64_t keys,
-                       int64_t tile, int64_t row) {
-  const int64_t step = queries_per_chunk(queries, tile, most_chunks(rules, queries));
+                       int64_t width, int64_t row) {
+  const int64_t step = queries_per_chunk(queries, width, most_chunks(rules, queries));
   const int64_t count = (queries + step - 1) / step;
   const int64_t group = count * std::min(keys, panel_keys(rules, count, keys, row)) * row;
   return std::min(groups * group, std::max(group, kWavePartial));

@@ -38,11 +38,10 @@ class Workspace {
         keys_(product({s_.B, s_.M})),
         rows_(product({s_.B, s_.H, s_.N})) {
     rules_ = fused::chunk_rules(spec, false, false);
-    tile_ = kernels::kMaxStrips * kernels_.width;
     // Segments are cut one by one, each into as many chunks as its own length asks for, so that
     // eight times their keys is the most.
-    const int64_t chunk = fused::queries_per_chunk(s_.N, tile_);
-    chunks_ = segmented_ ? std::min<int64_t>(8, (s_.N + 255) / 256) : (s_.N + chunk - 1) / chunk;
+    const int64_t chunk = fused::queries_per_chunk(s_.N, kernels_.width);
+    chunks_ = segmented_ ? std::min<int64_t>(8, (s_.N + 127) / 128) : (s_.N + chunk - 1) / chunk;
     sequences_ = segmented_ ? queries_ : static_cast<size_t>(s_.B);
   }
 
@@ -129,8 +128,8 @@ class Workspace {
     }
     size_t most = 0;
     for (const fused::ChunkRules& rules : {rules_, fused::ChunkRules{}}) {
-      most = std::max(
-          most, static_cast<size_t>(fused::partial_floats(rules, groups, s_.N, s_.M, tile_, row)));
+      most = std::max(most, static_cast<size_t>(fused::partial_floats(rules, groups, s_.N, s_.M,
+                                                                      kernels_.width, row)));
     }
     return most;
   }
@@ -171,7 +170,6 @@ class Workspace {
   const bool segmented_;
   const size_t queries_, keys_, rows_;
   fused::ChunkRules rules_;
-  int64_t tile_ = 0;
   int64_t chunks_ = 0;    // of one sequence
   size_t sequences_ = 0;  // of all batch entries
 };
