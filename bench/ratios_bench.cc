@@ -25,7 +25,9 @@ struct Side {
     measure::Candidate c;
     c.name = name;
     if (backward) {
-      c.run = [side = *this] { side.bound.backward(side.saved, side.up, side.wanted); };
+      c.run = [side = *this, gradients = bound.backward(saved, up, wanted)]() mutable {
+        side.bound.backward(side.saved, side.up, side.wanted, gradients);
+      };
     } else {
       c.run = [side = *this]() mutable { side.bound.forward(side.saved); };
     }

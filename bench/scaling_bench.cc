@@ -55,9 +55,11 @@ void body(const Options& options, Report& report) {
         const Bound bound = Plan::make(d.spec, s).bind(inputs(d, s));
         AttentionOutputs out = bound.forward();
         const AttentionUpstream up = upstream(d.spec, s);
+        AttentionGradients gradients;  // made by the first call
         const measure::Timing t =
-            backward ? time_of({d.row, [&] { bound.backward(out, up); }}, options.quick)
-                     : time_of({d.row, [&] { bound.forward(out); }}, options.quick);
+            backward
+                ? time_of({d.row, [&] { bound.backward(out, up, {}, gradients); }}, options.quick)
+                : time_of({d.row, [&] { bound.forward(out); }}, options.quick);
         points.push_back({std::log(static_cast<double>(n)), std::log(t.seconds)});
         report.add(d, fmt::format("{}ms, N {}", pass, n),
                    {1e3 * t.seconds, 1e3 * t.seconds_low, 1e3 * t.seconds_high});

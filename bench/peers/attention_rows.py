@@ -85,7 +85,7 @@ def backward(run, definition, case):
 
     case.forward()
     case.backward()
-    far = inputs.difference(case.foci_gradients(), peer(), BACKWARD, "backward, PyTorch")
+    far = inputs.difference(case.gradients, peer(), BACKWARD, "backward, PyTorch")
     t = run.time({"PyTorch": peer, "foci": case.backward})
     run.add(definition, "backward PyTorch / foci", t.ratio("PyTorch", "foci"),
             f"{1e3 * t.median('PyTorch'):.3g} : {1e3 * t.median('foci'):.3g} ms, differ {far:.0e}")

@@ -23,12 +23,18 @@ class Library:
                 ("make", [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64),
                           ctypes.POINTER(ctypes.c_void_p)]),
                 ("forward", [ctypes.c_void_p] + [FLOATS] * 5),
-                ("backward", [ctypes.c_void_p] + [FLOATS] * 6 +
-                 [ctypes.POINTER(ctypes.c_void_p)] * 3)):
+                ("backward", [ctypes.c_void_p] + [FLOATS] * 9),
+                ("training_make", [ctypes.c_char_p, ctypes.c_uint64,
+                                   ctypes.POINTER(ctypes.c_void_p)]),
+                ("training_about", [ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p)]),
+                ("training_tensor", [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p,
+                                     ctypes.POINTER(ctypes.c_void_p)]),
+                ("training_step", [ctypes.c_void_p, ctypes.POINTER(ctypes.c_double)])):
             self.function(name).argtypes = arguments
             self.function(name).restype = ctypes.c_char_p
-        self.lib.foci_peers_free.argtypes = [ctypes.c_void_p]
-        self.lib.foci_peers_free.restype = None
+        for name in ("free", "training_free"):
+            self.function(name).argtypes = [ctypes.c_void_p]
+            self.function(name).restype = None
 
     def function(self, name):
         return getattr(self.lib, "foci_peers_" + name)
@@ -49,6 +55,9 @@ class Library:
     def attention(self, spec, shape):
         return Attention(self, spec, shape)
 
+    def training(self, workload, seed=1):
+        return Training(self, workload, seed)
+
 
 class Attention:
     """One plan. spec: a dict (docs/attention.md); shape: (B, H, Hk, N, M, D, Dv)."""
@@ -64,9 +73,33 @@ class Attention:
     def forward(self, q, k, v, y, statistic):
         self.library.call("forward", self.handle, q, k, v, y, statistic)
 
-    def backward(self, q, k, v, y, statistic, dy):
-        """Addresses of dq, dk, dv, good until the next call."""
-        made = [ctypes.c_void_p() for _ in range(3)]
-        self.library.call("backward", self.handle, q, k, v, y, statistic, dy,
-                          *map(ctypes.byref, made))
-        return [p.value for p in made]
+    def backward(self, q, k, v, y, statistic, dy, dq, dk, dv):
+        self.library.call("backward", self.handle, q, k, v, y, statistic, dy, dq, dk, dv)
+
+
+class Training:
+    """A workload's model, optimiser and batch, one step old."""
+
+    def __init__(self, library, workload, seed):
+        self.library, self.handle = library, ctypes.c_void_p()
+        library.call("training_make", workload.encode(), seed, ctypes.byref(self.handle))
+
+    def __del__(self):
+        self.library.lib.foci_peers_training_free(self.handle)
+
+    def about(self):
+        text = ctypes.c_char_p()
+        self.library.call("training_about", self.handle, ctypes.byref(text))
+        return json.loads(text.value)
+
+    def tensor(self, name, part="value"):
+        """An address, good as long as this lives."""
+        data = ctypes.c_void_p()
+        self.library.call("training_tensor", self.handle, name.encode(), part.encode(),
+                          ctypes.byref(data))
+        return data.value
+
+    def step(self):
+        loss = ctypes.c_double()
+        self.library.call("training_step", self.handle, ctypes.byref(loss))
+        return loss.value

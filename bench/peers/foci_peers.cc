@@ -2,19 +2,28 @@
 #include "foci_peers.h"
 
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "foci/attention/plan.h"
 #include "foci/core/error.h"
 #include "foci/core/simd_target.h"
 #include "foci/core/threads.h"
+#include "foci/measure/training.h"
 #include "foci/spec/json.h"
 
 using namespace foci;
 
 struct foci_peers_attention {
   Plan plan;
-  AttentionGradients gradients{};
+};
+
+struct foci_peers_training {
+  foci_peers_training(const std::string& workload, uint64_t seed)
+      : job(workload, seed), tensors(job.tensors()) {}
+  measure::TrainingJob job;
+  std::vector<measure::TrainingTensor> tensors;
 };
 
 namespace {
@@ -62,6 +71,44 @@ AttentionOutputs outputs(const AttentionShape& s, const float* y, const float* s
           .row_stat = over(statistic, {s.B, s.H, s.N}, "statistic")};
 }
 
+nlohmann::json described(const foci_peers_training& training) {
+  const measure::TrainingWorkload& w = training.job.workload();
+  nlohmann::json tensors = nlohmann::json::array();
+  for (const measure::TrainingTensor& t : training.tensors) {
+    tensors.push_back(
+        {{"name", t.name},
+         {"shape", std::vector<int64_t>(t.value.shape().begin(), t.value.shape().end())},
+         {"dtype", name_of(t.value.dtype())},
+         {"trained", t.first.defined()},
+         {"decay", t.decay}});
+  }
+  return {{"name", w.name},
+          {"language", w.language},
+          {"width", w.width},
+          {"layers", w.layers},
+          {"heads", w.heads},
+          {"feed_forward", w.feed_forward},
+          {"batch", w.batch},
+          {"grids", w.grids},
+          {"lengths", w.lengths()},
+          {"patch_values", w.patch_values},
+          {"classes", w.classes},
+          {"position_rows", w.position_rows},
+          {"position_cols", w.position_cols},
+          {"class_token", w.class_token},
+          {"length", w.length},
+          {"vocabulary", w.vocabulary},
+          {"learning_rate", w.learning_rate},
+          {"betas", {w.beta1, w.beta2}},
+          {"adam_eps", w.adam_eps},
+          {"weight_decay", w.weight_decay},
+          {"clip", w.clip},
+          {"label_smoothing", w.label_smoothing},
+          {"steps", training.job.steps()},
+          {"parameters", training.job.parameters()},
+          {"tensors", tensors}};
+}
+
 }  // namespace
 
 extern "C" {
@@ -106,21 +153,67 @@ const char* foci_peers_forward(foci_peers_attention* attention, const float* q, 
 
 const char* foci_peers_backward(foci_peers_attention* attention, const float* q, const float* k,
                                 const float* v, const float* y, const float* statistic,
-                                const float* dy, const float** dq, const float** dk,
-                                const float** dv) {
+                                const float* dy, float* dq, float* dk, float* dv) {
   return said([&] {
     given(attention, "attention");
-    given(dq, "dq");
-    given(dk, "dk");
-    given(dv, "dv");
     const AttentionShape& s = attention->plan.shape();
-    attention->gradients = {};  // its memory serves the next ones
-    attention->gradients =
-        attention->plan.bind(inputs(s, q, k, v))
-            .backward(outputs(s, y, statistic), {.dy = over(dy, {s.B, s.H, s.N, s.Dv}, "dy")});
-    *dq = attention->gradients.dq.data<float>();
-    *dk = attention->gradients.dk.data<float>();
-    *dv = attention->gradients.dv.data<float>();
+    AttentionGradients gradients = {.dq = over(dq, {s.B, s.H, s.N, s.D}, "dq"),
+                                    .dk = over(dk, {s.B, s.Hk, s.M, s.D}, "dk"),
+                                    .dv = over(dv, {s.B, s.Hk, s.M, s.Dv}, "dv")};
+    attention->plan.bind(inputs(s, q, k, v))
+        .backward(outputs(s, y, statistic), {.dy = over(dy, {s.B, s.H, s.N, s.Dv}, "dy")}, {},
+                  gradients);
+  });
+}
+
+const char* foci_peers_training_make(const char* workload, uint64_t seed,
+                                     foci_peers_training** made) {
+  return said([&] {
+    given(workload, "workload");
+    given(made, "made");
+    *made = new foci_peers_training(workload, seed);
+  });
+}
+
+void foci_peers_training_free(foci_peers_training* training) {
+  delete training;
+}
+
+const char* foci_peers_training_about(foci_peers_training* training, const char** json) {
+  return said([&] {
+    given(training, "training");
+    given(json, "json");
+    description = described(*training).dump();
+    *json = description.c_str();
+  });
+}
+
+const char* foci_peers_training_tensor(foci_peers_training* training, const char* name,
+                                       const char* part, const void** data) {
+  return said([&] {
+    given(training, "training");
+    given(name, "name");
+    given(part, "part");
+    given(data, "data");
+    const std::string which = part;
+    require(which == "value" || which == "first" || which == "second",
+            "part: '{}' given, value, first and second are right", which);
+    for (const measure::TrainingTensor& t : training->tensors) {
+      if (t.name != name) continue;
+      const Tensor& found = which == "value" ? t.value : which == "first" ? t.first : t.second;
+      require(found.defined(), "part: {} is not trained and has no moments", t.name);
+      *data = found.raw();
+      return;
+    }
+    throw ArgumentError(fmt::format("name: there is no tensor '{}'", name));
+  });
+}
+
+const char* foci_peers_training_step(foci_peers_training* training, double* loss) {
+  return said([&] {
+    given(training, "training");
+    given(loss, "loss");
+    *loss = training->job.step();
   });
 }
 

@@ -2,8 +2,8 @@
 //
 // Each gives NULL, or a message in one line that lasts until the thread's next call; none throws or
 // aborts. Arrays are contiguous: q [B,H,N,D], k [B,Hk,M,D], v [B,Hk,M,Dv], y and dy [B,H,N,Dv],
-// statistic [B,H,N]. Nothing is copied: outputs are written where the caller says, gradients stay
-// where backward made them.
+// statistic [B,H,N], dq, dk and dv as q, k and v. Nothing is copied: results are written where the
+// caller says.
 #ifndef FOCI_BENCH_PEERS_FOCI_PEERS_H_
 #define FOCI_BENCH_PEERS_FOCI_PEERS_H_
 
@@ -30,13 +30,27 @@ FOCI_PEERS_API void foci_peers_free(foci_peers_attention* attention);  // NULL i
 FOCI_PEERS_API const char* foci_peers_forward(foci_peers_attention* attention, const float* q,
                                               const float* k, const float* v, float* y,
                                               float* statistic);
-// Binds and computes, from what forward gave. The gradients, shaped as q, k and v, last until the
-// next call with this plan.
+// Binds and computes, from what forward gave.
 FOCI_PEERS_API const char* foci_peers_backward(foci_peers_attention* attention, const float* q,
                                                const float* k, const float* v, const float* y,
-                                               const float* statistic, const float* dy,
-                                               const float** dq, const float** dk,
-                                               const float** dv);
+                                               const float* statistic, const float* dy, float* dq,
+                                               float* dk, float* dv);
+
+// Training steps of a workload of foci/measure/training.h. The first step is over when it is made.
+typedef struct foci_peers_training foci_peers_training;
+FOCI_PEERS_API const char* foci_peers_training_make(const char* workload, uint64_t seed,
+                                                    foci_peers_training** made);
+FOCI_PEERS_API void foci_peers_training_free(foci_peers_training* training);  // NULL is nothing
+// The workload as JSON, with "steps", "parameters" (a number) and "tensors": [{"name", "shape",
+// "dtype", "trained", "decay"}, …]; the text lasts until the thread's next call.
+FOCI_PEERS_API const char* foci_peers_training_about(foci_peers_training* training,
+                                                     const char** json);
+// The values of a tensor, or what the optimiser keeps of it: `part` is "value", "first" or
+// "second". They last as long as `training`; a trained tensor's change with every step.
+FOCI_PEERS_API const char* foci_peers_training_tensor(foci_peers_training* training,
+                                                      const char* name, const char* part,
+                                                      const void** data);
+FOCI_PEERS_API const char* foci_peers_training_step(foci_peers_training* training, double* loss);
 
 #ifdef __cplusplus
 }

@@ -27,33 +27,21 @@ class Case:
         self.y, self.statistic = torch.zeros(b, h, n, dv), torch.zeros(b, h, n)
         self.attention = library.attention(definition.get("spec", {}), self.shape)
         self.addresses = [t.data_ptr() for t in (self.q, self.k, self.v, self.y, self.statistic)]
-        self.gradients = None
+        self.gradients = [torch.zeros_like(t) for t in (self.q, self.k, self.v)]
+        self.backward_addresses = self.addresses + [self.dy.data_ptr()] + [
+            g.data_ptr() for g in self.gradients]
 
     def forward(self):
         """Bind and forward, into self.y."""
         self.attention.forward(*self.addresses)
 
     def backward(self):
-        """Bind and backward of what forward gave; the gradients are made by the call."""
-        self.gradients = self.attention.backward(*self.addresses, self.dy.data_ptr())
-
-    def foci_gradients(self):
-        """Copies of what the last backward gave."""
-        return [copied(address, t.shape) for address, t in
-                zip(self.gradients, (self.q, self.k, self.v))]
+        """Bind and backward of what forward gave, into self.gradients."""
+        self.attention.backward(*self.backward_addresses)
 
     def leaves(self):
         """q, k, v as leaves of a graph of PyTorch."""
         return [t.detach().requires_grad_() for t in (self.q, self.k, self.v)]
-
-
-def copied(address, shape):
-    import ctypes
-    count = 1
-    for size in shape:
-        count *= size
-    array = (ctypes.c_float * count).from_address(address)
-    return torch.frombuffer(array, dtype=torch.float32).reshape(shape).clone()
 
 
 class Disagreement(Exception):

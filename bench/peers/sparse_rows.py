@@ -52,7 +52,7 @@ def backward(run, definition, case, attend):
 
     case.forward()
     case.backward()
-    far = inputs.difference(case.foci_gradients(), peer(), BACKWARD, f"backward, {PEER}")
+    far = inputs.difference(case.gradients, peer(), BACKWARD, f"backward, {PEER}")
     compare(run, definition, "backward", peer, case.backward, far)
 
 
@@ -68,7 +68,7 @@ def both(run, definition, case, attend):
         case.backward()
 
     own()
-    far = inputs.difference(case.foci_gradients(), peer(), BACKWARD, f"both, {PEER}")
+    far = inputs.difference(case.gradients, peer(), BACKWARD, f"both, {PEER}")
     compare(run, definition, "both", peer, own, far)
 
 

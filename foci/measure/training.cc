@@ -236,6 +236,30 @@ double TrainingJob::flops() const {
 double TrainingJob::step() {
   return state_->step();
 }
+int64_t TrainingJob::steps() const {
+  return state_->steps;
+}
+
+std::vector<TrainingTensor> TrainingJob::tensors() const {
+  const State& s = *state_;
+  const auto copy = [](const std::vector<int64_t>& v) {
+    return Tensor::from(v, {static_cast<int64_t>(v.size())});
+  };
+  std::vector<TrainingTensor> list;
+  const auto& parameters = s.parameters->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    list.push_back({parameters[i]->name, parameters[i]->value,
+                    s.parameters->part(s.optimiser->first(), i),
+                    s.parameters->part(s.optimiser->second(), i), parameters[i]->decay});
+  }
+  if (s.lm) {
+    list.push_back({.name = "ids", .value = copy(s.ids)});
+  } else {
+    list.push_back({.name = "patches", .value = s.patches.clone()});
+  }
+  list.push_back({.name = "labels", .value = copy(s.labels)});
+  return list;
+}
 
 TrainingReport measure_training(const TrainingMeasurement& m) {
   using Clock = std::chrono::steady_clock;

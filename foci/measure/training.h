@@ -22,6 +22,7 @@
 
 #include "foci/autograd/profile.h"
 #include "foci/core/api.h"
+#include "foci/core/tensor.h"
 
 namespace foci::measure {
 
@@ -56,6 +57,14 @@ std::vector<std::string> training_workloads();
 // Throws ArgumentError naming those that exist.
 TrainingWorkload training_workload(const std::string& name);
 
+// A tensor of a job. Those trained have their moments and a place among what decays; the batch's
+// have neither.
+struct TrainingTensor {
+  std::string name;
+  Tensor value, first, second;
+  bool decay = false;
+};
+
 // A model, its optimiser and one batch. The constructor runs the first step, which makes all memory
 // and counts the work.
 class TrainingJob {
@@ -71,6 +80,11 @@ class TrainingJob {
   double flops() const;
   // One step on the job's batch; returns its loss.
   double step();
+  int64_t steps() const;  // so far, the first one too
+  // What a twin in another library needs to go on from here: all that is trained, by path, as
+  // views; and copies of the batch, "patches" [patches, values] or "ids" [tokens] (int64), and
+  // "labels" (int64), one a picture or token.
+  std::vector<TrainingTensor> tensors() const;
 
  private:
   struct State;

@@ -63,9 +63,9 @@ class Functions(unittest.TestCase):
     def test_backward_gives_the_gradients(self):
         attention = self.library.attention({}, SHAPE)
         attention.forward(*self.tensors)
-        made = attention.backward(*self.tensors, address(self.dy))
-        for values, where in zip((self.q, self.k, self.v), made):
-            got = (ctypes.c_float * len(values)).from_address(where)
+        gradients = [floats(len(x), 7) for x in (self.q, self.k, self.v)]
+        attention.backward(*self.tensors, address(self.dy), *map(address, gradients))
+        for values, got in zip((self.q, self.k, self.v), gradients):
             for i in range(len(values)):
                 step, kept = 1e-3, values[i]
                 sides = []
@@ -103,15 +103,17 @@ class Functions(unittest.TestCase):
             tensors[i] = None
             self.refused(f"{name}: a null pointer", lambda: attention.forward(*tensors))
             self.refused(f"{name}: a null pointer",
-                         lambda: attention.backward(*tensors, address(self.dy)))
-        self.refused("dy: a null pointer", lambda: attention.backward(*self.tensors, None))
+                         lambda: attention.backward(*tensors, address(self.dy), *self.tensors[:3]))
+        for i, name in enumerate(("dy", "dq", "dk", "dv")):
+            tensors = [address(self.dy), *self.tensors[:3]]
+            tensors[i] = None
+            self.refused(f"{name}: a null pointer",
+                         lambda: attention.backward(*self.tensors, *tensors))
         lib = self.library
         self.refused("attention: a null", lambda: lib.call("forward", None, *self.tensors))
         self.refused("spec: a null", lambda: lib.call("make", None, None, None))
         self.refused("shape: a null", lambda: lib.call("make", b"{}", None, None))
         self.refused("text: a null", lambda: lib.call("about", None))
-        self.refused("dq: a null", lambda: lib.call(
-            "backward", attention.handle, *self.tensors, address(self.dy), None, None, None))
         lib.lib.foci_peers_free(None)
 
     def test_empty_tensors_need_no_memory(self):
@@ -122,6 +124,34 @@ class Functions(unittest.TestCase):
         self.library.set_threads(1)
         self.assertRegex(self.library.about(), "^SIMD target [a-z0-9]+, 1 threads$")
         self.refused("0", lambda: self.library.set_threads(0))
+
+    def test_training_steps_learn(self):
+        training = self.library.training("vit-demo-even")
+        about = training.about()
+        self.assertEqual((about["width"], about["steps"], about["language"]), (64, 1, False))
+        tensors = {t["name"]: t for t in about["tensors"]}
+        self.assertEqual(sum(math.prod(t["shape"]) for t in tensors.values() if t["trained"]),
+                         about["parameters"])
+        self.assertEqual(tensors["labels"]["shape"], [64])
+        labels = (ctypes.c_int64 * 64).from_address(training.tensor("labels"))
+        self.assertTrue(all(0 <= x < about["classes"] for x in labels))
+        self.assertTrue(training.tensor("classifier.weight", "second"))
+        first = training.step()
+        for _ in range(5):
+            last = training.step()
+        self.assertLess(last, first)
+        self.refused("'no'", lambda: training.tensor("no"))
+        self.refused("third", lambda: training.tensor("labels", "third"))
+        self.refused("labels", lambda: training.tensor("labels", "first"))
+
+    def test_trainings_that_cannot_be_are_messages(self):
+        lib = self.library
+        self.refused("vit-s", lambda: lib.training("no such workload"))
+        self.refused("workload: a null", lambda: lib.call("training_make", None, 1, None))
+        self.refused("training: a null", lambda: lib.call("training_step", None, None))
+        self.refused("training: a null", lambda: lib.call("training_about", None, None))
+        self.refused("training: a null", lambda: lib.call("training_tensor", None, None, None, None))
+        lib.lib.foci_peers_training_free(None)
 
     def test_a_wrong_target_is_a_message(self):
         r = subprocess.run([sys.executable, "-B", "-c", f"""
