@@ -102,7 +102,9 @@ class Backward {
     dq_ =
         grads_.dq.defined() ? grads_.dq : (products_ ? Tensor::empty({B_, H_, N_, D_}) : Tensor());
     // Keys that no query's sequence has.
-    if (grads_.dk.defined() && (N_ == 0 || has_mask<Segments>(p_.spec))) {
+    int64_t read = 0;
+    for (const Sequence& s : sequences_) read += s.keys;
+    if (grads_.dk.defined() && (N_ == 0 || read < B_ * M_)) {
       grads_.dk.fill(0);
       grads_.dv.fill(0);
     }

@@ -65,6 +65,10 @@ void add_into(const Tensor& into, const Tensor& g) {
   }
   const int64_t width = into.dim(-1), to_step = into.stride(-1), from_step = g.stride(-1);
   for_rows<T>(into, g, [=](T* to, const T* from) {
+    if (to_step == 1 && from_step == 1) {
+      for (int64_t c = 0; c < width; ++c) to[c] += from[c];
+      return;
+    }
     for (int64_t c = 0; c < width; ++c) to[c * to_step] += from[c * from_step];
   });
 }
@@ -76,6 +80,10 @@ void copy_rows(const Tensor& to, const Tensor& from) {
   if (to.numel() == 0) return;
   const int64_t width = to.dim(-1), to_step = to.stride(-1), from_step = from.stride(-1);
   for_rows<T>(to, from, [=](T* x, const T* y) {
+    if (to_step == 1 && from_step == 1) {
+      std::copy_n(y, width, x);
+      return;
+    }
     for (int64_t c = 0; c < width; ++c) x[c * to_step] = y[c * from_step];
   });
 }

@@ -401,6 +401,10 @@ void Tensor::fill(double value) const {
   with_type(dtype_, [&]<class T>(T*) {
     T* to = reinterpret_cast<T*>(data_);
     const T v = convert<T>(value);
+    if (is_contiguous()) {
+      std::fill_n(to, numel_, v);
+      return;
+    }
     for_each_offset(shape_, strides_, [&](int64_t, int64_t at) { to[at] = v; });
   });
 }

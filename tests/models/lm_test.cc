@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "autograd/gradient_check.h"
+#include "foci/autograd/profile.h"
 
 namespace foci {
 namespace {
@@ -80,6 +81,50 @@ TEST(LmTest, FloatFollowsDouble) {
     EXPECT_LT(
         testing::difference(logits_of(single, kIds, kLengths), logits_of(exact, kIds, kLengths)),
         2e-5);
+  }
+}
+
+// Texts of mixed lengths cost what they cost one by one, forward and backward: nothing is padded.
+// The packed gradient is the sum of theirs.
+TEST(LmTest, PackedTrainingWastesNothing) {
+  Lm<float> model(small(true));
+  model.reset(3);
+  const auto parameters = model.parameters();
+  const auto flops_of = [&](const std::vector<int64_t>& ids, const std::vector<int64_t>& lengths,
+                            double weight) {
+    Profile profile;
+    const Profiling on(profile);
+    Tape<float> tape;
+    nn::Context<float> context{tape};
+    const Var<float> loss =
+        ops::softmax_cross_entropy(tape, model.forward(context, ids, lengths), ids, 0.1);
+    tape.backward(loss, Tensor::full({1}, weight));
+    double flops = 0;
+    for (const Profile::Row& row : profile.rows()) flops += row.flops;
+    return flops;
+  };
+  const double packed = flops_of(kIds, kLengths, 1);
+  std::vector<Tensor> together;
+  for (Parameter<float>* p : parameters) {
+    together.push_back(p->grad.clone());
+    p->grad.fill(0);
+  }
+  double alone = 0;
+  int64_t at = 0;
+  for (const int64_t n : kLengths) {
+    alone += flops_of({kIds.begin() + at, kIds.begin() + at + n}, {n}, static_cast<double>(n) / 15);
+    at += n;
+  }
+  EXPECT_EQ(packed, alone);
+  double top = 0;
+  for (const Tensor& t : together) {
+    for (float x : t.span<float>()) top = std::max(top, std::abs(double{x}));
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    for (int64_t j = 0; j < together[i].numel(); ++j) {
+      ASSERT_NEAR(together[i].span<float>()[j], parameters[i]->grad.span<float>()[j], 2e-6 * top)
+          << parameters[i]->name;
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "autograd/gradient_check.h"
+#include "foci/autograd/profile.h"
 #include "foci/io/file.h"
 #include "foci/io/safetensors.h"
 #include "foci/nn/checkpoint.h"
@@ -118,6 +119,36 @@ TEST(VitTest, GradientsByFiniteDifferences) {
     }
     const double want = (sides[0] - sides[1]) / (2 * h);
     EXPECT_NEAR(slope, want, 1e-6 * std::max(1.0, std::abs(want))) << name_of(pooling);
+  }
+}
+
+// Pictures of mixed sizes cost what they cost one by one, forward and backward: nothing is padded.
+TEST(VitTest, PackedTrainingWastesNothing) {
+  const Tensor patches = random_tensor({kPatches, 4}, 1).to(DType::f32);
+  for (Pooling pooling : kPoolings) {
+    Vit<float> model(small(pooling));
+    model.reset(3);
+    const auto flops_of = [&](const Tensor& some, const std::vector<PatchGrid>& grids) {
+      Profile profile;
+      const Profiling on(profile);
+      Tape<float> tape;
+      nn::Context<float> context{tape};
+      const Var<float> loss =
+          ops::softmax_cross_entropy(tape, model.forward(context, tape.constant(some), grids),
+                                     std::vector<int64_t>(grids.size(), 1), 0);
+      tape.backward(loss);
+      double flops = 0;
+      for (const Profile::Row& row : profile.rows()) flops += row.flops;
+      return flops;
+    };
+    double alone = 0;
+    int64_t at = 0;
+    for (const PatchGrid& grid : kGrids) {
+      const int64_t n = grid.first * grid.second;
+      alone += flops_of(patches.slice(0, at, at + n), {grid});
+      at += n;
+    }
+    EXPECT_EQ(flops_of(patches, kGrids), alone) << name_of(pooling);
   }
 }
 
