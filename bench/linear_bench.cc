@@ -126,7 +126,7 @@ class Bench {
     const int64_t rows = s.rows, inputs = s.inputs, outputs = s.outputs;
     const Floats x(rows * inputs, 1), w(outputs * inputs, 2), bias(outputs, 3),
         dy(rows * outputs, 4);
-    const Floats y(rows * outputs), pre(rows * outputs), dx(rows * inputs), dw(outputs * inputs);
+    const Floats y(rows * outputs), slope(rows * outputs), dx(rows * inputs), dw(outputs * inputs);
     const auto forward = [=, target = target_](bool gelu) {
       kernels::linear_forward(target, {.rows = rows,
                                        .inputs = inputs,
@@ -137,8 +137,8 @@ class Bench {
                                        .bias = gelu ? bias.data() : nullptr,
                                        .y = y.data(),
                                        .ldy = outputs,
-                                       .pre = gelu ? pre.data() : nullptr,
-                                       .activation = gelu ? Activation::gelu : Activation::none});
+                                       .activation = gelu ? Activation::gelu : Activation::none,
+                                       .slope = gelu ? slope.data() : nullptr});
     };
     const auto dnnl_forward = [=] {
       dnnl_sgemm('N', 'T', rows, outputs, inputs, 1, x.data(), inputs, w.data(), inputs, 0,
@@ -153,8 +153,14 @@ class Bench {
                                  inputs, 0, dx.data(), inputs);
                     },
                     [=, target = target_] {
-                      kernels::linear_backward_input(target, rows, inputs, outputs, dy.data(),
-                                                     outputs, w.data(), dx.data(), inputs, false);
+                      kernels::linear_backward_input(target, {.rows = rows,
+                                                              .inputs = inputs,
+                                                              .outputs = outputs,
+                                                              .dy = dy.data(),
+                                                              .lddy = outputs,
+                                                              .w = w.data(),
+                                                              .dx = dx.data(),
+                                                              .lddx = inputs});
                     }});
     list.push_back({"d weight",
                     [=] {

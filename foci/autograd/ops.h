@@ -18,10 +18,18 @@ namespace foci::ops {
 
 enum class Activation : uint8_t { none, relu, gelu };  // gelu: exact, x·Φ(x)
 
-// y [..., O] = act(x [..., I] · wᵀ + bias), w [O, I]; bias [O] may be undefined.
+// y [..., O] = act(x [..., I] · wᵀ + bias) + residual, w [O, I]; bias [O] and residual [..., O] may
+// be undefined. No residual with relu.
 template <class T>
 FOCI_API Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bias,
-                       Activation activation = Activation::none);
+                       Activation activation = Activation::none, const Var<T>& residual = {});
+
+// linear(linear(x, w1, bias1, activation), w2, bias2, none, residual) as one step of the tape,
+// which saves passes over what lies between. w1 [F, I], w2 [O, F].
+template <class T>
+FOCI_API Var<T> feed_forward(Tape<T>& tape, const Var<T>& x, const Var<T>& w1, const Var<T>& bias1,
+                             Activation activation, const Var<T>& w2, const Var<T>& bias2,
+                             const Var<T>& residual = {});
 
 // (x − mean) / √(var + eps) ∘ gamma + beta over the last dimension; two-pass variance.
 template <class T>

@@ -42,6 +42,23 @@ void GradSlot<T>::add(const Tensor& g, bool fresh) {
   }
 }
 
+template <class T>
+void GradSlot<T>::add_by(const std::function<void(const T* so_far, T* sum)>& write) {
+  if (base && whole) return base->add_by(write);
+  if (base) {
+    const Tensor g = Tensor::empty(shape, dtype_v<T>);
+    write(nullptr, g.template data<T>());
+    add_into<T>(buffer(), g);
+  } else if (grad.defined() && owned) {
+    write(grad.template data<T>(), grad.template data<T>());
+  } else {
+    const Tensor sum = Tensor::empty(shape, dtype_v<T>);
+    write(grad.defined() ? grad.template data<T>() : nullptr, sum.template data<T>());
+    grad = sum;
+    owned = true;
+  }
+}
+
 template struct GradSlot<float>;
 template struct GradSlot<double>;
 

@@ -53,6 +53,10 @@ struct FOCI_API GradSlot {
   Tensor buffer();
   // Adds g (of this shape, any strides). `fresh`: the caller gives g away, contiguous.
   void add(const Tensor& g, bool fresh);
+  // Likewise for an operator that adds while it computes: write(so_far, sum) puts its gradient plus
+  // so_far into sum, both contiguous in this shape. so_far is null where nothing has arrived, and
+  // may be sum.
+  void add_by(const std::function<void(const T* so_far, T* sum)>& write);
 };
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 #include "foci/kernels/dense.h"
 
 #include <algorithm>
+#include <cassert>
 #include <vector>
 
 #include "foci/core/threads.h"
@@ -18,6 +19,10 @@ namespace {
 constexpr int64_t kSerialWork = 1 << 18;
 // Elements of one task of the elementwise operators (64 KB an operand).
 constexpr int64_t kElementsPerTask = 16384;
+// Up to this many rows B is packed where it is used; and the elements of B that one task then reads
+// at least (256 KB).
+constexpr int64_t kFewRows = 16;
+constexpr int64_t kFewRowsElements = 1 << 16;
 // Columns of one block of C: its part of B fills 384 KB, three quarters of a small L2 cache.
 constexpr int64_t kBlockCols = 256;
 // Rows of one block: from 2 to 8 tiles of 12, 4 to 16 of 6.
@@ -59,11 +64,10 @@ int64_t rows_per_task(int64_t channels) {
   return std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, channels));
 }
 
+// What goes into C beside the products. Pointers stand at C's first element.
 struct Epilogue {
   const float* bias = nullptr;
-  Activation activation = Activation::none;
-  float* y = nullptr;
-  int64_t ldy = 0;
+  Finish finish = {};
 };
 
 // Runs the packing of one depth block and part, for all depth blocks and parts.
@@ -91,24 +95,63 @@ Scratch pack_panels(const GemmKernels& kernels, const Gemm& g) {
   return packed;
 }
 
-// Likewise all of a transposed A, in tiles.
-Scratch pack_tiles(const GemmKernels& kernels, const Gemm& g) {
-  const int64_t height = kernels.tile_rows, tiles = blocks_of(g.m, height);
-  Scratch packed(tiles * height * g.k);
-  for_parts(g.k, tiles, g.m, [&](int64_t k, int64_t tile) {
-    const int64_t depth = std::min(kDepthBlock, g.k - k), i = tile * height;
-    kernels.pack_tile(g.a + k * g.lda + i, g.lda, depth, std::min(height, g.m - i),
-                      packed.get() + (k * tiles + tile * depth) * height);
+// The part of C [i, i + m) × [j, j + n) over the depth block that begins at k: all that does not
+// depend on where A and B were copied.
+GemmBlock row_block(const GemmKernels& kernels, const Gemm& g, const Epilogue& e, int64_t i,
+                    int64_t m, int64_t j, int64_t n, int64_t k) {
+  const int64_t depth = std::min(kDepthBlock, g.k - k);
+  GemmBlock b{.m = m,
+              .n = n,
+              .k = depth,
+              .a = g.a + i * g.lda + k,
+              .lda = g.lda,
+              .read_a = ReadA::rows,
+              .tile_step = kernels.tile_rows * g.lda,
+              .b = nullptr,
+              .ldb = kernels.panel_cols,
+              .panel_step = depth * kernels.panel_cols,
+              .c = g.c + i * g.ldc + j,
+              .ldc = g.ldc,
+              .accumulate = g.accumulate || k > 0,
+              .bias = e.bias && k == 0 ? e.bias + j : nullptr};
+  if (k + depth == g.k) {
+    b.finish = e.finish;
+    if (b.finish.slope) b.finish.slope += i * e.finish.ld_slope + j;
+    if (b.finish.add) b.finish.add += i * e.finish.ld_add + j;
+    if (b.finish.factor) b.finish.factor += i * e.finish.ld_factor + j;
+  }
+  return b;
+}
+
+// Few rows, as of single tokens, leave nothing to gain from packing all of B: each task packs a
+// panel at a time into memory that stays in cache and uses it at once, so that B is read once.
+void gemm_few_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
+  const int64_t width = kernels.panel_cols;
+  const int64_t per_task =
+      std::max<int64_t>(1, kFewRowsElements / (width * std::max<int64_t>(1, g.k)));
+  const bool transposed = g.layout == GemmLayout::nt;
+  for_blocks(blocks_of(g.n, width), per_task, [&](int64_t begin, int64_t end) {
+    const Scratch panel(std::min(kDepthBlock, g.k) * width);
+    for (int64_t j = begin * width; j < std::min(g.n, end * width); j += width) {
+      const int64_t cols = std::min(width, g.n - j);
+      for (int64_t k = 0; k < g.k || k == 0; k += kDepthBlock) {
+        GemmBlock block = row_block(kernels, g, e, 0, g.m, j, cols, k);
+        kernels.pack(transposed, g.b + (transposed ? j * g.ldb + k : k * g.ldb + j), g.ldb, block.k,
+                     cols, panel.get());
+        block.b = panel.get();
+        kernels.block(block);
+      }
+    }
   });
-  return packed;
 }
 
 // A's rows lie as rows: B is packed once, then blocks of C are independent.
 void gemm_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
   if (g.m == 0 || g.n == 0) return;
+  if (g.m <= kFewRows) return gemm_few_rows(kernels, g, e);
   const int64_t width = kernels.panel_cols, panels = blocks_of(g.n, width);
   const Scratch packed = pack_panels(kernels, g);
-  const bool copy_a = g.m > 1 && g.n > width && g.lda > 0 && g.lda % kBadStride == 0;
+  const bool copy_a = g.n > width && g.lda > 0 && g.lda % kBadStride == 0;
   // Copied rows serve all columns.
   const int64_t block_cols = round_up(copy_a ? g.n : kBlockCols, width);
   const int64_t col_blocks = blocks_of(g.n, block_cols);
@@ -118,30 +161,18 @@ void gemm_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
   if (g.m * g.n * g.k < kSerialWork) block_rows = g.m;
   parallel_for(col_blocks * blocks_of(g.m, block_rows), [&](int64_t task) {
     const int64_t i = task / col_blocks * block_rows, j = task % col_blocks * block_cols;
-    const int64_t m = std::min(block_rows, g.m - i);
+    const int64_t m = std::min(block_rows, g.m - i), n = std::min(block_cols, g.n - j);
     const Scratch copy(copy_a ? m * kCopyStride : 0);
     for (int64_t k = 0; k < g.k || k == 0; k += kDepthBlock) {
-      const int64_t depth = std::min(kDepthBlock, g.k - k);
-      const bool last = k + depth == g.k;
-      const float* a = g.a + i * g.lda + k;
-      if (copy_a) copy_rows(a, g.lda, m, depth, copy.get(), kCopyStride);
-      kernels.block({.m = m,
-                     .n = std::min(block_cols, g.n - j),
-                     .k = depth,
-                     .a = copy_a ? copy.get() : a,
-                     .lda = copy_a ? kCopyStride : g.lda,
-                     .a_transposed = false,
-                     .tile_step = kernels.tile_rows * (copy_a ? kCopyStride : g.lda),
-                     .b = packed.get() + k * panels * width + j * depth,
-                     .ldb = width,
-                     .panel_step = depth * width,
-                     .c = g.c + i * g.ldc + j,
-                     .ldc = g.ldc,
-                     .accumulate = g.accumulate || k > 0,
-                     .bias = e.bias && k == 0 ? e.bias + j : nullptr,
-                     .activation = last ? e.activation : Activation::none,
-                     .y = e.y && last ? e.y + i * e.ldy + j : nullptr,
-                     .ldy = e.ldy});
+      GemmBlock block = row_block(kernels, g, e, i, m, j, n, k);
+      block.b = packed.get() + k * panels * width + j * block.k;
+      if (copy_a) {
+        copy_rows(block.a, g.lda, m, block.k, copy.get(), kCopyStride);
+        block.a = copy.get();
+        block.lda = kCopyStride;
+        block.tile_step = kernels.tile_rows * kCopyStride;
+      }
+      kernels.block(block);
     }
   });
 }
@@ -169,11 +200,8 @@ void gemm_columns(const GemmKernels& kernels, const Gemm& g, float* sums) {
 
   // Rows that lie close are read where they are. Those far apart would fight for few cache sets and
   // pages; and a panel that the matrix does not fill must be padded.
-  const bool near_a = g.lda <= kNearStride;
+  const bool near_a = g.lda <= kernels.near_stride;
   const bool near_b = g.ldb <= kNearStride && g.n % width == 0;
-  const Scratch packed_a = near_a ? Scratch(0) : pack_tiles(kernels, g);
-  const Scratch packed_b = near_b ? Scratch(0) : pack_panels(kernels, g);
-  const int64_t tiles = blocks_of(g.m, height), panels = blocks_of(g.n, width);
 
   const int64_t stride = g.m * g.n, sums_stride = sums ? g.m : 0;
   const Scratch parts(chunks > 1 ? chunks * (stride + sums_stride) : 0);
@@ -185,26 +213,37 @@ void gemm_columns(const GemmKernels& kernels, const Gemm& g, float* sums) {
     const int64_t begin = chunk * chunk_depth, end = std::min(g.k, begin + chunk_depth);
     float* c = chunks > 1 ? parts.get() + chunk * stride + i * g.n + j : g.c + i * g.ldc + j;
     const bool accumulate = chunks == 1 && g.accumulate;
+    const int64_t n = std::min(block_cols, g.n - j), most = std::min(kDepthBlock, g.k);
+    const Scratch tiles(near_a ? 0 : round_up(m, height) * most), panel(near_b ? 0 : width * most);
     for (int64_t k = begin; k < end; k += kDepthBlock) {
       const int64_t depth = std::min(kDepthBlock, end - k);
-      kernels.block(
-          {.m = m,
-           .n = std::min(block_cols, g.n - j),
-           .k = depth,
-           .a = near_a ? g.a + k * g.lda + i : packed_a.get() + k * tiles * height + i * depth,
-           .lda = near_a ? g.lda : height,
-           .a_transposed = true,
-           .tile_step = near_a ? height : height * depth,
-           .b = near_b ? g.b + k * g.ldb + j : packed_b.get() + k * panels * width + j * depth,
-           .ldb = near_b ? g.ldb : width,
-           .panel_step = near_b ? width : depth * width,
-           .c = c,
-           .ldc = chunks > 1 ? g.n : g.ldc,
-           .accumulate = accumulate || k > begin,
-           .bias = nullptr,
-           .activation = Activation::none,
-           .y = nullptr,
-           .ldy = 0});
+      const float* a = g.a + k * g.lda + i;
+      const float* b = g.b + k * g.ldb + j;
+      if (!near_a) kernels.pack_tiles(a, g.lda, depth, m, tiles.get());
+      GemmBlock part{.m = m,
+                     .n = n,
+                     .k = depth,
+                     .a = near_a ? a : tiles.get(),
+                     .lda = g.lda,
+                     .read_a = near_a ? ReadA::columns : ReadA::tiles,
+                     .tile_step = near_a ? height : height * depth,
+                     .b = b,
+                     .ldb = near_b ? g.ldb : width,
+                     .panel_step = width,
+                     .c = c,
+                     .ldc = chunks > 1 ? g.n : g.ldc,
+                     .accumulate = accumulate || k > begin};
+      if (near_b) {
+        kernels.block(part);
+        continue;
+      }
+      for (int64_t col = 0; col < n; col += width) {
+        part.n = std::min(width, n - col);
+        kernels.pack(false, b + col, g.ldb, depth, part.n, panel.get());
+        part.b = panel.get();
+        part.c = c + col;
+        kernels.block(part);
+      }
     }
     if (sums && j == 0) {
       float* out = chunks > 1 ? sums_parts + chunk * sums_stride + i : sums + i;
@@ -240,8 +279,7 @@ void gemm(SimdTarget target, const Gemm& a) {
 }
 
 void linear_forward(SimdTarget target, const LinearForward& a) {
-  const bool separate = a.pre != nullptr;
-  Epilogue epilogue{.bias = a.bias, .activation = a.activation, .y = a.y, .ldy = a.ldy};
+  assert(!a.slope || a.activation == Activation::gelu);
   gemm_rows(gemm_kernels(target),
             {.layout = GemmLayout::nt,
              .m = a.rows,
@@ -251,27 +289,35 @@ void linear_forward(SimdTarget target, const LinearForward& a) {
              .lda = a.ldx,
              .b = a.w,
              .ldb = a.inputs,
-             .c = separate ? a.pre : a.y,
-             .ldc = separate ? a.outputs : a.ldy},
-            epilogue);
+             .c = a.y,
+             .ldc = a.ldy},
+            {.bias = a.bias,
+             .finish = {.activation = a.activation,
+                        .slope = a.slope,
+                        .ld_slope = a.outputs,
+                        .add = a.residual,
+                        .ld_add = a.outputs}});
 }
 
-void linear_backward_input(SimdTarget target, int64_t rows, int64_t inputs, int64_t outputs,
-                           const float* dy, int64_t lddy, const float* w, float* dx, int64_t lddx,
-                           bool accumulate) {
+void linear_backward_input(SimdTarget target, const LinearBackwardInput& a) {
+  const bool in_place = a.add == a.dx && a.add != nullptr;
+  assert(!in_place || (!a.factor && a.lddx == a.inputs));
   gemm_rows(gemm_kernels(target),
             {.layout = GemmLayout::nn,
-             .m = rows,
-             .n = inputs,
-             .k = outputs,
-             .a = dy,
-             .lda = lddy,
-             .b = w,
-             .ldb = inputs,
-             .c = dx,
-             .ldc = lddx,
-             .accumulate = accumulate},
-            {});
+             .m = a.rows,
+             .n = a.inputs,
+             .k = a.outputs,
+             .a = a.dy,
+             .lda = a.lddy,
+             .b = a.w,
+             .ldb = a.inputs,
+             .c = a.dx,
+             .ldc = a.lddx,
+             .accumulate = in_place},
+            {.finish = {.add = in_place ? nullptr : a.add,
+                        .ld_add = a.inputs,
+                        .factor = a.factor,
+                        .ld_factor = a.inputs}});
 }
 
 void linear_backward_weight(SimdTarget target, int64_t rows, int64_t inputs, int64_t outputs,
@@ -292,11 +338,11 @@ void linear_backward_weight(SimdTarget target, int64_t rows, int64_t inputs, int
                dbias);
 }
 
-void activation_backward(SimdTarget target, Activation activation, int64_t n, const float* pre,
+void activation_backward(SimdTarget target, Activation activation, int64_t n, const float* saved,
                          const float* dy, float* dpre) {
   const DenseOps& ops = dense_ops(target);
   for_blocks(n, kElementsPerTask, [&](int64_t begin, int64_t end) {
-    ops.activation_backward(activation, end - begin, pre + begin, dy + begin, dpre + begin);
+    ops.activation_backward(activation, end - begin, saved + begin, dy + begin, dpre + begin);
   });
 }
 
@@ -313,7 +359,7 @@ void layer_norm_forward(SimdTarget target, int64_t rows, int64_t channels, const
 
 void layer_norm_backward(SimdTarget target, int64_t rows, int64_t channels, const float* x,
                          const float* gamma, const float* mean, const float* rstd, const float* dy,
-                         float* dx, float* dgamma, float* dbeta) {
+                         const float* add, float* dx, float* dgamma, float* dbeta) {
   if (rows == 0 || channels == 0) return;
   const DenseOps& ops = dense_ops(target);
   // At most 256 parts, each with its own sums of the parameters' gradients.
@@ -324,7 +370,7 @@ void layer_norm_backward(SimdTarget target, int64_t rows, int64_t channels, cons
     const int64_t at = begin * channels;
     float* own = sums.get() + begin / block * 2 * channels;
     ops.layer_norm_backward(end - begin, channels, x + at, gamma, mean + begin, rstd + begin,
-                            dy + at, dx + at, own, own + channels);
+                            dy + at, add ? add + at : nullptr, dx + at, own, own + channels);
   });
   const GemmKernels& kernels = gemm_kernels(target);
   kernels.sum_parts(sums.get(), parts, 2 * channels, channels, dgamma, true);

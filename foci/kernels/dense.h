@@ -41,26 +41,36 @@ struct LinearForward {
   int64_t ldx;
   const float* w;     // [O, I]
   const float* bias;  // [O] or null
-  float* y;           // [R, O] after the activation
+  float* y;           // [R, O]
   int64_t ldy;
-  float* pre;  // [R, O] contiguous, before the activation; null where not wanted
   Activation activation = Activation::none;
+  float* slope = nullptr;  // [R, O] contiguous, with gelu: its derivative, for the way back
+  const float* residual = nullptr;  // [R, O] contiguous, added after the activation
 };
-// y = act(x wᵀ + bias)
+// y = act(x wᵀ + bias) + residual
 void linear_forward(SimdTarget target, const LinearForward& a);
 
-// dx [R, I] (+)= dy [R, O] · w [O, I]
-void linear_backward_input(SimdTarget target, int64_t rows, int64_t inputs, int64_t outputs,
-                           const float* dy, int64_t lddy, const float* w, float* dx, int64_t lddx,
-                           bool accumulate);
+struct LinearBackwardInput {
+  int64_t rows, inputs, outputs;
+  const float* dy;  // [R, O]
+  int64_t lddy;
+  const float* w;  // [O, I]
+  float* dx;       // [R, I]
+  int64_t lddx;
+  const float* factor = nullptr;  // [R, I] contiguous, multiplied in
+  const float* add = nullptr;     // [R, I] contiguous, added; may be dx where there is no factor
+};
+// dx = (dy · w) ∘ factor + add
+void linear_backward_input(SimdTarget target, const LinearBackwardInput& a);
 
 // dw [O, I] (+)= dyᵀ · x;  dbias [O] (+)= column sums of dy (null where not wanted)
 void linear_backward_weight(SimdTarget target, int64_t rows, int64_t inputs, int64_t outputs,
                             const float* dy, int64_t lddy, const float* x, int64_t ldx, float* dw,
                             float* dbias, bool accumulate);
 
-// dpre = dy ∘ act'(pre), n elements; may be in place (dpre == dy)
-void activation_backward(SimdTarget target, Activation activation, int64_t n, const float* pre,
+// dpre = dy ∘ act'(pre), n elements; may be in place (dpre == dy). `saved` is what tells the slope:
+// the activation's result for relu, the slope itself for gelu; unread for none.
+void activation_backward(SimdTarget target, Activation activation, int64_t n, const float* saved,
                          const float* dy, float* dpre);
 
 // y = (x − mean)/√(var + eps) ∘ gamma + beta over C channels; two-pass variance.
@@ -68,10 +78,11 @@ void activation_backward(SimdTarget target, Activation activation, int64_t n, co
 void layer_norm_forward(SimdTarget target, int64_t rows, int64_t channels, const float* x,
                         const float* gamma, const float* beta, float eps, float* y, float* mean,
                         float* rstd);
-// dx overwritten; dgamma, dbeta [C] accumulated into.
+// dx overwritten, by its sum with `add` [R, C] where that is given (it may be dx); dgamma, dbeta
+// [C] accumulated into.
 void layer_norm_backward(SimdTarget target, int64_t rows, int64_t channels, const float* x,
                          const float* gamma, const float* mean, const float* rstd, const float* dy,
-                         float* dx, float* dgamma, float* dbeta);
+                         const float* add, float* dx, float* dgamma, float* dbeta);
 
 // Row-wise softmax cross-entropy with label smoothing. labels [R] in [0, C); loss [R];
 // dlogits [R, C] is the gradient of the *mean* loss.

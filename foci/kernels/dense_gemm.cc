@@ -11,8 +11,14 @@ namespace foci::kernels {
 namespace HWY_NAMESPACE {
 
 const GemmKernels* gemm_table() {
-  static constexpr GemmKernels t{kTileRows,      kPanelCols,       gemm_block,    gemm_pack,
-                                 gemm_pack_tile, gemm_column_sums, gemm_sum_parts};
+  static constexpr GemmKernels t{.tile_rows = kTileRows,
+                                 .panel_cols = kPanelCols,
+                                 .near_stride = kNearColumns,
+                                 .block = gemm_block,
+                                 .pack = gemm_pack,
+                                 .pack_tiles = gemm_pack_tiles,
+                                 .column_sums = gemm_column_sums,
+                                 .sum_parts = gemm_sum_parts};
   return &t;
 }
 

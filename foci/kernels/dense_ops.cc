@@ -58,7 +58,7 @@ HWY_INLINE float sum_of(FloatVec v) {
   return hn::GetLane(hn::SumOfLanes(FloatTag(), v));
 }
 
-void activation_backward_task(Activation activation, int64_t n, const float* pre, const float* dy,
+void activation_backward_task(Activation activation, int64_t n, const float* saved, const float* dy,
                               float* dpre) {
   switch (activation) {
     case Activation::none:
@@ -66,13 +66,13 @@ void activation_backward_task(Activation activation, int64_t n, const float* pre
       break;
     case Activation::relu:
       for_lanes(n, [&](auto load, auto store) HWY_ATTR {
-        const auto off = hn::Le(load(pre), hn::Zero(FloatTag()));
+        const auto off = hn::Le(load(saved), hn::Zero(FloatTag()));
         store(hn::IfThenZeroElse(off, load(dy)), dpre);
       });
       break;
     case Activation::gelu:
-      for_lanes(n, [&](auto load, auto store)
-                       HWY_ATTR { store(hn::Mul(load(dy), gelu_derivative(load(pre))), dpre); });
+      for_lanes(
+          n, [&](auto load, auto store) HWY_ATTR { store(hn::Mul(load(dy), load(saved)), dpre); });
       break;
   }
 }
@@ -108,8 +108,8 @@ void layer_norm_forward_task(int64_t rows, int64_t channels, const float* x, con
 
 // With x̂ = (x − mean)·rstd and g = dy∘gamma:  dx = rstd·(g − Σg/C − x̂·Σ(g∘x̂)/C)
 void layer_norm_backward_task(int64_t rows, int64_t channels, const float* x, const float* gamma,
-                              const float* mean, const float* rstd, const float* dy, float* dx,
-                              float* dgamma, float* dbeta) {
+                              const float* mean, const float* rstd, const float* dy,
+                              const float* add, float* dx, float* dgamma, float* dbeta) {
   const FloatTag d;
   const float share = 1.0f / static_cast<float>(channels);
   for_lanes(channels, [&](auto, auto store) HWY_ATTR {
@@ -136,10 +136,12 @@ void layer_norm_backward_task(int64_t rows, int64_t channels, const float* x, co
       const FloatVec xhat = hn::Mul(hn::Sub(hn::Sub(load(x), center), shift), factor);
       const FloatVec up = load(dy);
       const FloatVec g = hn::Sub(hn::Mul(up, load(gamma)), g_mean);
-      store(hn::Mul(factor, hn::NegMulAdd(xhat, g_dot, g)), dx);
+      const FloatVec own = hn::Mul(factor, hn::NegMulAdd(xhat, g_dot, g));
+      store(add ? hn::Add(load(add), own) : own, dx);
       store(hn::MulAdd(up, xhat, load(dgamma)), dgamma);
       store(hn::Add(load(dbeta), up), dbeta);
     });
+    if (add) add += channels;
   }
 }
 

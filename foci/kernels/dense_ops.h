@@ -10,14 +10,14 @@
 namespace foci::kernels {
 
 struct DenseOps {
-  void (*activation_backward)(Activation activation, int64_t n, const float* pre, const float* dy,
+  void (*activation_backward)(Activation activation, int64_t n, const float* saved, const float* dy,
                               float* dpre);
   void (*layer_norm_forward)(int64_t rows, int64_t channels, const float* x, const float* gamma,
                              const float* beta, float eps, float* y, float* mean, float* rstd);
   // dgamma, dbeta [C]: sums over these rows, overwritten.
   void (*layer_norm_backward)(int64_t rows, int64_t channels, const float* x, const float* gamma,
-                              const float* mean, const float* rstd, const float* dy, float* dx,
-                              float* dgamma, float* dbeta);
+                              const float* mean, const float* rstd, const float* dy,
+                              const float* add, float* dx, float* dgamma, float* dbeta);
   // `grad_scale` is one over the rows of the whole batch.
   void (*softmax_cross_entropy)(int64_t rows, int64_t classes, const float* logits,
                                 const int64_t* labels, float smoothing, float grad_scale,

@@ -14,6 +14,7 @@
 
 #include "foci/kernels/gemm.h"
 #include "foci/kernels/math-inl.h"
+#include "foci/kernels/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -31,23 +32,32 @@ constexpr int kTileVectors = 2;
 // step that covers the way from L3. Tiles of 6 rows have no loads to spare for it.
 constexpr int64_t kAhead = 32;
 constexpr bool kFetchAhead = kTileRows > 8;
+// Up to this many floats between its rows a transposed A is read in place. Measured: the fetching
+// ahead makes up for about one page in two.
+constexpr int64_t kNearColumns = kFetchAhead ? 512 : 128;
 constexpr int64_t kLanes = hn::MaxLanes(FloatTag());
 constexpr int64_t kPanelCols = kTileVectors * kLanes;
 
+// Keeps the compiler from expressing p by another pointer and an offset of its own: a dozen offsets
+// do not fit the registers, and it moves those that do not through vector registers, where each
+// costs a multiply-add's place.
+template <class T>
+HWY_INLINE void in_own_register(T*& p) {
+  asm("" : "+r"(p));
+}
+
 // c [kRows, kVectors·lanes] = init + A·B (or += A·B).
-template <int kRows, int kVectors, bool kTransposed>
+template <int kRows, int kVectors, ReadA kRead>
 HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t lda,
-                     const float* HWY_RESTRICT b, int64_t ldb, float* HWY_RESTRICT c, int64_t ldc,
+                     const float* HWY_RESTRICT b, int64_t ldb, float* c, int64_t ldc,
                      const float* HWY_RESTRICT bias, bool accumulate) {
   static_assert(kVectors == 1 || kVectors == 2);
   constexpr int kLast = kVectors - 1;
   const FloatTag d;
-  if (accumulate) {
-    // What the sums are added to lies far from what was used last.
-    for (int r = 0; r < kRows; ++r) {
-      hwy::Prefetch(c + r * ldc);
-      hwy::Prefetch(c + r * ldc + kLast * kLanes);
-    }
+  // C lies far from what was used last.
+  for (int r = 0; r < kRows; ++r) {
+    hwy::Prefetch(c + r * ldc);
+    hwy::Prefetch(c + r * ldc + kLast * kLanes);
   }
   FloatVec sum[kRows][kVectors];
   const FloatVec init0 = bias ? hn::LoadU(d, bias) : hn::Zero(d);
@@ -57,9 +67,16 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t lda,
     sum[r][0] = init0;
     sum[r][kLast] = init1;
   }
+  // Row r lies r % 4 rows behind its group's first.
+  constexpr int kGroups = kRead == ReadA::rows ? (kRows + 3) / 4 : 1;
+  const float* group[kGroups];
+  for (int i = 0; i < kGroups; ++i) {
+    group[i] = a + 4 * i * lda;
+    in_own_register(group[i]);
+  }
   for (int64_t k = 0; k < depth; ++k) {
-    if (kTransposed && kFetchAhead) {
-      hwy::Prefetch(a + kAhead * lda);
+    if (kRead == ReadA::columns && kFetchAhead) {
+      hwy::Prefetch(group[0] + kAhead * lda);
       hwy::Prefetch(b + kAhead * ldb);
       hwy::Prefetch(b + kAhead * ldb + kLast * kLanes);
     }
@@ -67,13 +84,18 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t lda,
     const FloatVec b1 = hn::LoadU(d, b + kLast * kLanes);
     HWY_UNROLL(16)
     for (int r = 0; r < kRows; ++r) {
-      const FloatVec ar = hn::Set(d, kTransposed ? a[r] : a[r * lda]);
+      const FloatVec ar =
+          hn::Set(d, kRead == ReadA::rows ? group[r / 4][r % 4 * lda] : group[0][r]);
       sum[r][0] = hn::MulAdd(ar, b0, sum[r][0]);
       if (kVectors == 2) sum[r][kLast] = hn::MulAdd(ar, b1, sum[r][kLast]);
     }
-    a += kTransposed ? lda : 1;
+    HWY_UNROLL(4)
+    for (int i = 0; i < kGroups; ++i) {
+      group[i] += kRead == ReadA::rows ? 1 : kRead == ReadA::columns ? lda : kTileRows;
+    }
     b += ldb;
   }
+  in_own_register(c);  // nor are C's rows to be remembered from before the loop
   HWY_UNROLL(16)
   for (int r = 0; r < kRows; ++r) {
     float* row = c + r * ldc;
@@ -86,127 +108,197 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t lda,
   }
 }
 
-// y [rows, cols] = f(x)
-template <class F>
-HWY_INLINE void map_rows(int64_t rows, int64_t cols, const float* x, int64_t ldx, float* y,
-                         int64_t ldy, F f) {
-  const FloatTag d;
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* xr = x + r * ldx;
-    float* yr = y + r * ldy;
-    int64_t j = 0;
-    for (; j + kLanes <= cols; j += kLanes) hn::StoreU(f(hn::LoadU(d, xr + j)), d, yr + j);
-    if (j < cols) {
-      const auto rest = static_cast<size_t>(cols - j);
-      store_first(f(load_first(d, rest, xr + j)), d, rest, yr + j);
-    }
-  }
-}
-
-// What the tiles of one panel share.
-struct PanelArgs {
-  int64_t depth, lda, ldb, cols, ldc, ldy;
-  const float* b;
-  const float* bias;
-  bool accumulate;
-  Activation activation;
+// Loads and stores of whole vectors, and of the first n lanes.
+struct WholeVector {
+  HWY_INLINE FloatVec load(const float* p) const { return hn::LoadU(FloatTag(), p); }
+  HWY_INLINE void store(FloatVec v, float* p) const { hn::StoreU(v, FloatTag(), p); }
+};
+struct FirstLanes {
+  size_t n;
+  HWY_INLINE FloatVec load(const float* p) const { return load_first(FloatTag(), n, p); }
+  HWY_INLINE void store(FloatVec v, float* p) const { store_first(v, FloatTag(), n, p); }
 };
 
-// A tile of a panel that the matrix does not fill: the same sums, of which the valid ones are kept.
-template <int kRows, int kVectors, bool kTransposed>
-HWY_INLINE void partial_tile(const PanelArgs& t, const float* a, float* c) {
-  constexpr int64_t kCols = kVectors * kLanes;
-  HWY_ALIGN float full[kRows * kCols];
-  HWY_ALIGN float bias[kCols] = {};
-  if (t.bias) std::copy_n(t.bias, t.cols, bias);
-  tile<kRows, kVectors, kTransposed>(t.depth, a, t.lda, t.b, t.ldb, full, kCols,
-                                     t.bias ? bias : nullptr, false);
-  for (int r = 0; r < kRows; ++r) {
-    for (int64_t j = 0; j < t.cols; ++j) {
-      float& out = c[r * t.ldc + j];
-      out = t.accumulate ? out + full[r * kCols + j] : full[r * kCols + j];
+// c = finish(sums), or finish(c + sums), for a whole tile; `sums` are `ld` apart, in the L1 cache.
+template <Activation kActivation>
+HWY_INLINE void finish_tile(const Finish& e, bool accumulate, int64_t rows, int64_t cols,
+                            const float* sums, int64_t ld, float* c, int64_t ldc) {
+  const auto finish = [&](int64_t r, int64_t j, auto part) HWY_ATTR {
+    float* at = c + r * ldc + j;
+    FloatVec x = part.load(sums + r * ld + j);
+    if (accumulate) x = hn::Add(part.load(at), x);
+    if (kActivation == Activation::relu) x = relu(x);
+    if (kActivation == Activation::gelu) {
+      FloatVec slope;
+      x = gelu(x, &slope);
+      if (e.slope) part.store(slope, e.slope + r * e.ld_slope + j);
     }
+    if (e.factor) x = hn::Mul(x, part.load(e.factor + r * e.ld_factor + j));
+    if (e.add) x = hn::Add(x, part.load(e.add + r * e.ld_add + j));
+    part.store(x, at);
+  };
+  if (cols == kPanelCols) {  // one loop, before which all constants are loaded
+    for (int64_t r = 0; r < rows; ++r) {
+      finish(r, 0, WholeVector());
+      finish(r, kPanelCols - kLanes, WholeVector());
+    }
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t j = 0;
+    for (; j + kLanes <= cols; j += kLanes) finish(r, j, WholeVector());
+    if (j < cols) finish(r, j, FirstLanes{static_cast<size_t>(cols - j)});
   }
 }
 
-template <int kRows, bool kTransposed>
-HWY_NOINLINE void finished_tile(const PanelArgs& t, const float* a, float* c, float* y) {
-  if (t.cols == kPanelCols) {
-    tile<kRows, kTileVectors, kTransposed>(t.depth, a, t.lda, t.b, t.ldb, c, t.ldc, t.bias,
-                                           t.accumulate);
-  } else if (t.cols > kLanes) {
-    partial_tile<kRows, kTileVectors, kTransposed>(t, a, c);
-  } else {
-    partial_tile<kRows, 1, kTransposed>(t, a, c);
-  }
-  switch (t.activation) {
+HWY_NOINLINE void finish_sums(const Finish& e, bool accumulate, int64_t rows, int64_t cols,
+                              const float* sums, int64_t ld, float* c, int64_t ldc) {
+  switch (e.activation) {
     case Activation::none:
-      if (y && y != c) {
-        map_rows(kRows, t.cols, c, t.ldc, y, t.ldy, [](FloatVec x) HWY_ATTR { return x; });
-      }
-      break;
+      return finish_tile<Activation::none>(e, accumulate, rows, cols, sums, ld, c, ldc);
     case Activation::relu:
-      map_rows(kRows, t.cols, c, t.ldc, y, t.ldy, [](FloatVec x) HWY_ATTR { return relu(x); });
-      break;
+      return finish_tile<Activation::relu>(e, accumulate, rows, cols, sums, ld, c, ldc);
     case Activation::gelu:
-      map_rows(kRows, t.cols, c, t.ldc, y, t.ldy, [](FloatVec x) HWY_ATTR { return gelu(x); });
-      break;
+      return finish_tile<Activation::gelu>(e, accumulate, rows, cols, sums, ld, c, ldc);
   }
+}
+
+// What the tiles of one panel share. Pointers stand at the panel's first column.
+struct PanelArgs {
+  int64_t depth, lda, ldb, cols, ldc;
+  const float* b;
+  float* c;
+  const float* bias;
+  bool accumulate;
+  bool aside;  // not full, or with something to finish
+  Finish finish;
+};
+
+// A tile that the matrix does not fill, or whose sums are not what goes into C: the sums go to a
+// place of their own, from where the valid ones are taken.
+template <int kRows, int kVectors, ReadA kRead>
+HWY_INLINE void tile_aside(const PanelArgs& t, const float* a, int64_t row) {
+  constexpr int64_t kCols = kVectors * kLanes;
+  HWY_ALIGN float sums[kRows * kCols];
+  HWY_ALIGN float padded[kCols];
+  const float* bias = t.bias;
+  if (bias && t.cols < kCols) {
+    std::fill(std::copy_n(bias, t.cols, padded), padded + kCols, 0.0f);
+    bias = padded;
+  }
+  tile<kRows, kVectors, kRead>(t.depth, a, t.lda, t.b, t.ldb, sums, kCols, bias, false);
+  Finish e = t.finish;
+  if (e.slope) e.slope += row * e.ld_slope;
+  if (e.add) e.add += row * e.ld_add;
+  if (e.factor) e.factor += row * e.ld_factor;
+  finish_sums(e, t.accumulate, kRows, t.cols, sums, kCols, t.c + row * t.ldc, t.ldc);
+}
+
+template <int kRows, ReadA kRead>
+HWY_NOINLINE void any_tile(const PanelArgs& t, const float* a, int64_t row) {
+  if (t.cols <= kLanes) return tile_aside<kRows, 1, kRead>(t, a, row);
+  if (t.aside) return tile_aside<kRows, kTileVectors, kRead>(t, a, row);
+  tile<kRows, kTileVectors, kRead>(t.depth, a, t.lda, t.b, t.ldb, t.c + row * t.ldc, t.ldc, t.bias,
+                                   t.accumulate);
 }
 
 // All tiles of one panel: full ones, then the remaining rows in powers of two.
-template <bool kTransposed>
-HWY_INLINE void panel_rows(const PanelArgs& t, int64_t rows, const float* a, int64_t tile_step,
-                           float* c, float* y) {
+template <ReadA kRead>
+HWY_INLINE void panel_rows(const PanelArgs& t, int64_t rows, const float* a, int64_t tile_step) {
+  int64_t row = 0;
   const auto run = [&](auto tile_of, int64_t count) HWY_ATTR {
-    tile_of(t, a, c, y);
-    rows -= count;
-    a += count == kTileRows ? tile_step : count * (kTransposed ? 1 : t.lda);
-    c += count * t.ldc;
-    if (y) y += count * t.ldy;
+    tile_of(t, a, row);
+    row += count;
+    a += count == kTileRows ? tile_step : count * (kRead == ReadA::rows ? t.lda : 1);
   };
-  while (rows >= kTileRows) run(finished_tile<kTileRows, kTransposed>, kTileRows);
-  if (kTileRows > 8 && rows >= 8) run(finished_tile<8, kTransposed>, 8);
-  if (rows >= 4) run(finished_tile<4, kTransposed>, 4);
-  if (rows >= 2) run(finished_tile<2, kTransposed>, 2);
-  if (rows >= 1) run(finished_tile<1, kTransposed>, 1);
+  while (rows - row >= kTileRows) run(any_tile<kTileRows, kRead>, kTileRows);
+  if (kTileRows > 8 && rows - row >= 8) run(any_tile<8, kRead>, 8);
+  if (rows - row >= 4) run(any_tile<4, kRead>, 4);
+  if (rows - row >= 2) run(any_tile<2, kRead>, 2);
+  if (rows - row >= 1) run(any_tile<1, kRead>, 1);
 }
 
 void gemm_block(const GemmBlock& g) {
+  const Finish& e = g.finish;
+  const bool finished = e.activation != Activation::none || e.add || e.factor;
   const float* b = g.b;
   for (int64_t j = 0; j < g.n; j += kPanelCols, b += g.panel_step) {
-    const PanelArgs t{.depth = g.k,
-                      .lda = g.lda,
-                      .ldb = g.ldb,
-                      .cols = std::min(kPanelCols, g.n - j),
-                      .ldc = g.ldc,
-                      .ldy = g.ldy,
-                      .b = b,
-                      .bias = g.bias ? g.bias + j : nullptr,
-                      .accumulate = g.accumulate,
-                      .activation = g.activation};
-    float* y = g.y ? g.y + j : nullptr;
-    if (g.a_transposed) {
-      panel_rows<true>(t, g.m, g.a, g.tile_step, g.c + j, y);
-    } else {
-      panel_rows<false>(t, g.m, g.a, g.tile_step, g.c + j, y);
+    const int64_t cols = std::min(kPanelCols, g.n - j);
+    PanelArgs t{.depth = g.k,
+                .lda = g.lda,
+                .ldb = g.ldb,
+                .cols = cols,
+                .ldc = g.ldc,
+                .b = b,
+                .c = g.c + j,
+                .bias = g.bias ? g.bias + j : nullptr,
+                .accumulate = g.accumulate,
+                .aside = finished || cols < kPanelCols,
+                .finish = e};
+    if (e.slope) t.finish.slope += j;
+    if (e.add) t.finish.add += j;
+    if (e.factor) t.finish.factor += j;
+    switch (g.read_a) {
+      case ReadA::rows:
+        panel_rows<ReadA::rows>(t, g.m, g.a, g.tile_step);
+        break;
+      case ReadA::columns:
+        panel_rows<ReadA::columns>(t, g.m, g.a, g.tile_step);
+        break;
+      case ReadA::tiles:
+        panel_rows<ReadA::tiles>(t, g.m, g.a, g.tile_step);
+        break;
     }
+  }
+}
+
+// A panel of rows that become columns. Rows of a wide matrix lie on pages of their own, which no
+// hardware prefetcher crosses, so what comes next is asked for.
+HWY_INLINE void pack_transposed(const float* b, int64_t ldb, int64_t depth, int64_t cols,
+                                float* HWY_RESTRICT panel) {
+  int64_t first = 0;  // columns of the panel that are done
+#if FOCI_HAS_FOURS
+  const FloatTag d;
+  constexpr int64_t kLine = 16, kPackAhead = 64;
+  const int64_t whole = depth / 4 * 4;
+  for (; first + kLanes <= cols; first += kLanes) {
+    const float* rows = b + first * ldb;
+    for (int64_t k = 0; k < whole; k += 4) {
+      if (k % kLine == 0) {  // beyond `depth` the rows go on into the next depth block
+        for (int64_t j = 0; j < kLanes; ++j) hwy::Prefetch(rows + j * ldb + k + kPackAhead);
+      }
+      const auto t = load_columns(d, rows + k, ldb);
+      float* to = panel + k * kPanelCols + first;
+      hn::StoreU(t.a, d, to);
+      hn::StoreU(t.b, d, to + kPanelCols);
+      hn::StoreU(t.c, d, to + 2 * kPanelCols);
+      hn::StoreU(t.e, d, to + 3 * kPanelCols);
+    }
+    for (int64_t k = whole; k < depth; ++k) {
+      for (int64_t j = 0; j < kLanes; ++j) panel[k * kPanelCols + first + j] = rows[j * ldb + k];
+    }
+  }
+#endif
+  if (first == kPanelCols) return;
+  for (int64_t k = 0; k < depth; ++k) {
+    float* row = panel + k * kPanelCols;
+    for (int64_t j = first; j < cols; ++j) row[j] = b[j * ldb + k];
+    for (int64_t j = cols; j < kPanelCols; ++j) row[j] = 0;
   }
 }
 
 void gemm_pack(bool transposed, const float* b, int64_t ldb, int64_t depth, int64_t cols,
                float* HWY_RESTRICT panel) {
   const FloatTag d;
+  constexpr int64_t kPackAhead = 16;
   if (transposed) {
-    for (int64_t k = 0; k < depth; ++k) {
-      float* row = panel + k * kPanelCols;
-      for (int64_t j = 0; j < cols; ++j) row[j] = b[j * ldb + k];
-      for (int64_t j = cols; j < kPanelCols; ++j) row[j] = 0;
-    }
+    pack_transposed(b, ldb, depth, cols, panel);
   } else if (cols == kPanelCols) {
     for (int64_t k = 0; k < depth; ++k) {
+      hwy::Prefetch(b + (k + kPackAhead) * ldb);
+      hwy::Prefetch(b + (k + kPackAhead) * ldb + kPanelCols - kLanes);
       for (int64_t j = 0; j < kPanelCols; j += kLanes) {
-        hn::Store(hn::LoadU(d, b + k * ldb + j), d, panel + k * kPanelCols + j);
+        hn::StoreU(hn::LoadU(d, b + k * ldb + j), d, panel + k * kPanelCols + j);
       }
     }
   } else {
@@ -218,14 +310,27 @@ void gemm_pack(bool transposed, const float* b, int64_t ldb, int64_t depth, int6
   }
 }
 
-void gemm_pack_tile(const float* a, int64_t lda, int64_t depth, int64_t rows,
-                    float* HWY_RESTRICT packed) {
-  if (rows == kTileRows) {
+void gemm_pack_tiles(const float* a, int64_t lda, int64_t depth, int64_t rows,
+                     float* HWY_RESTRICT packed) {
+  // Three lines of a row at a time, so that each line is read once.
+  constexpr int64_t kGroup = 48, kTiles = kGroup / kTileRows, kPackAhead = 16;
+  static_assert(kGroup % kTileRows == 0);
+  const int64_t step = kTileRows * depth;
+  for (; rows >= kGroup; rows -= kGroup, a += kGroup, packed += kTiles * step) {
     for (int64_t k = 0; k < depth; ++k) {
-      std::memcpy(packed + k * kTileRows, a + k * lda, kTileRows * sizeof(float));
+      const float* from = a + k * lda;
+      for (int64_t line = 0; line < kGroup; line += 16) {
+        hwy::Prefetch(from + kPackAhead * lda + line);
+      }
+      for (int64_t t = 0; t < kTiles; ++t) {
+        std::memcpy(packed + t * step + k * kTileRows, from + t * kTileRows,
+                    kTileRows * sizeof(float));
+      }
     }
-  } else {
-    for (int64_t k = 0; k < depth; ++k) std::copy_n(a + k * lda, rows, packed + k * kTileRows);
+  }
+  for (; rows > 0; rows -= kTileRows, a += kTileRows, packed += step) {
+    const int64_t count = std::min<int64_t>(rows, kTileRows);
+    for (int64_t k = 0; k < depth; ++k) std::copy_n(a + k * lda, count, packed + k * kTileRows);
   }
 }
 

@@ -17,15 +17,32 @@ namespace foci::kernels {
 // L1 cache and rounding errors grow.
 inline constexpr int64_t kDepthBlock = 384;
 
+// What is done to elements of C once their sums are whole, while they lie in the L1 cache. Pointers
+// stand at C's first element; null where not wanted.
+struct Finish {
+  Activation activation = Activation::none;
+  float* slope = nullptr;  // gelu'(C), beside C = gelu(C)
+  int64_t ld_slope = 0;
+  const float* add = nullptr;  // C = act(C) + add
+  int64_t ld_add = 0;
+  const float* factor = nullptr;  // C = C ∘ factor
+  int64_t ld_factor = 0;
+};
+
+// Where element (i, k) of the tile that begins at `a` lies.
+enum class ReadA : uint8_t {
+  rows,     // a[i·lda + k]
+  columns,  // a[k·lda + i]
+  tiles     // a[k·tile_rows + i]: packed
+};
+
 // C [m, n] = or += A · B + bias for one block of C over one depth block, k ≤ kDepthBlock.
 struct GemmBlock {
   int64_t m, n, k;
   const float* a;
   int64_t lda;
-  // Element (i, k) of the tile that begins at row t·tile_rows: a[t·tile_step + k·lda + i] where
-  // transposed, else a[t·tile_step + i·lda + k].
-  bool a_transposed;
-  int64_t tile_step;
+  ReadA read_a;
+  int64_t tile_step;  // from one tile's first element to the next one's
   // Panels of B: element (k, j) of panel p is b[p·panel_step + k·ldb + j]. The last panel must be
   // readable at its full width.
   const float* b;
@@ -33,23 +50,22 @@ struct GemmBlock {
   int64_t panel_step;
   float* c;
   int64_t ldc;
-  bool accumulate;    // C += instead of C =
-  const float* bias;  // [n] or null
-  Activation activation;
-  float* y;  // activation(C) goes here; may be C itself; null where only C is wanted
-  int64_t ldy;
+  bool accumulate;              // C += instead of C =
+  const float* bias = nullptr;  // [n]
+  Finish finish = {};
 };
 
 struct GemmKernels {
   int64_t tile_rows, panel_cols;
+  int64_t near_stride;  // a transposed A whose rows are this close is read where it lies
   void (*block)(const GemmBlock&);
   // One panel [depth, panel_cols] of B from `cols` ≤ panel_cols of its columns, zeros behind them.
   // `transposed`: element (k, j) is b[j·ldb + k], else b[k·ldb + j].
   void (*pack)(bool transposed, const float* b, int64_t ldb, int64_t depth, int64_t cols,
                float* panel);
-  // One tile of a transposed A, [depth, tile_rows], from `rows` ≤ tile_rows of its rows: element
-  // (i, k) is a[k·lda + i].
-  void (*pack_tile)(const float* a, int64_t lda, int64_t depth, int64_t rows, float* tile);
+  // The tiles of a transposed A, each [depth, tile_rows], from `rows` of its rows: element (i, k)
+  // is a[k·lda + i]. What lies behind the last row stays as it is.
+  void (*pack_tiles)(const float* a, int64_t lda, int64_t depth, int64_t rows, float* tiles);
   // sums [cols] = or += column sums of x [rows, cols], in blocks of kDepthBlock rows.
   void (*column_sums)(const float* x, int64_t ldx, int64_t rows, int64_t cols, float* sums,
                       bool accumulate);

@@ -100,7 +100,7 @@ std::optional<std::array<Var<T>, 2>> MultiHeadAttention<T>::joined(Context<T>& c
 template <class T>
 Var<T> MultiHeadAttention<T>::forward(Context<T>& context, const Var<T>& queries,
                                       const Var<T>& keys, const Var<T>& values,
-                                      const AttentionInputs& masks) {
+                                      const AttentionInputs& masks, const Var<T>& residual) {
   const int rank = queries.rank();
   require(rank == 2 || rank == 3,
           "attention: input of shape {}; [batch, tokens, channels] or packed [tokens, channels]",
@@ -175,7 +175,8 @@ Var<T> MultiHeadAttention<T>::forward(Context<T>& context, const Var<T>& queries
 
   Var<T> y = r.y;
   if (rank == 2) y = ops::reshape(context.tape, y, {y.dim(1), y.dim(2)});
-  return output ? output->forward(context, y) : y;
+  if (output) return output->forward(context, y, Activation::none, residual);
+  return residual.defined() ? ops::add(context.tape, y, residual) : y;
 }
 
 template class MultiHeadAttention<float>;

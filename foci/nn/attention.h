@@ -45,7 +45,8 @@ class FOCI_API MultiHeadAttention : public Module<T> {
     return forward(context, x, memory, memory, masks);
   }
   Var<T> forward(Context<T>& context, const Var<T>& queries, const Var<T>& keys,
-                 const Var<T>& values, const AttentionInputs& masks = {});
+                 const Var<T>& values, const AttentionInputs& masks = {},
+                 const Var<T>& residual = {});  // of the result's shape: added to it
 
   const AttentionConfig& config() const { return config_; }
 

@@ -20,25 +20,36 @@ EncoderLayer<T>::EncoderLayer(const EncoderConfig& config)
   this->add_module("output", output);
 }
 
+// x + dropout(f(…)), in one operator where nothing is dropped.
 template <class T>
-Var<T> EncoderLayer<T>::feed_forward(Context<T>& context, const Var<T>& x) {
-  const Var<T> hidden = intermediate.forward(context, x, activation_);
-  return dropout(context, output.forward(context, dropout(context, hidden, dropout_)), dropout_);
+Var<T> EncoderLayer<T>::attend(Context<T>& context, const Var<T>& queries, const Var<T>& keys,
+                               const AttentionInputs& masks, const Var<T>& x) {
+  if (!dropping(context)) return attention.forward(context, queries, keys, keys, masks, x);
+  const Var<T> y = attention.forward(context, queries, keys, keys, masks);
+  return ops::add(context.tape, x, dropout(context, y, dropout_));
+}
+
+template <class T>
+Var<T> EncoderLayer<T>::feed_forward(Context<T>& context, const Var<T>& in, const Var<T>& x) {
+  if (!dropping(context)) {
+    return ops::feed_forward(context.tape, in, context.use(intermediate.weight),
+                             intermediate.bias_of(context), activation_, context.use(output.weight),
+                             output.bias_of(context), x);
+  }
+  const Var<T> hidden = dropout(context, intermediate.forward(context, in, activation_), dropout_);
+  return ops::add(context.tape, x, dropout(context, output.forward(context, hidden), dropout_));
 }
 
 template <class T>
 Var<T> EncoderLayer<T>::forward(Context<T>& context, const Var<T>& x,
                                 const AttentionInputs& masks) {
-  Tape<T>& tape = context.tape;
-  const auto attend = [&](const Var<T>& in) {
-    return dropout(context, attention.forward(context, in, masks), dropout_);
-  };
   if (pre_norm_) {
-    const Var<T> h = ops::add(tape, x, attend(norm1.forward(context, x)));
-    return ops::add(tape, h, feed_forward(context, norm2.forward(context, h)));
+    const Var<T> n = norm1.forward(context, x);
+    const Var<T> h = attend(context, n, n, masks, x);
+    return feed_forward(context, norm2.forward(context, h), h);
   }
-  const Var<T> h = norm1.forward(context, ops::add(tape, x, attend(x)));
-  return norm2.forward(context, ops::add(tape, h, feed_forward(context, h)));
+  const Var<T> h = norm1.forward(context, attend(context, x, x, masks, x));
+  return norm2.forward(context, feed_forward(context, h, h));
 }
 
 template <class T>
@@ -64,17 +75,14 @@ Var<T> EncoderLayer<T>::forward_rows(Context<T>& context, const Var<T>& x,
     own.q_segments.template data<int32_t>()[i] =
         of_token.template span<int32_t>()[static_cast<size_t>(rows[i])];
   }
-  const auto attend = [&](const Var<T>& all, const Var<T>& some) {
-    return dropout(context, attention.forward(context, some, all, own), dropout_);
-  };
   const Var<T> kept = ops::gather_rows(tape, x, rows);
   if (pre_norm_) {
     const Var<T> n = norm1.forward(context, x);
-    const Var<T> h = ops::add(tape, kept, attend(n, ops::gather_rows(tape, n, rows)));
-    return ops::add(tape, h, feed_forward(context, norm2.forward(context, h)));
+    const Var<T> h = attend(context, ops::gather_rows(tape, n, rows), n, own, kept);
+    return feed_forward(context, norm2.forward(context, h), h);
   }
-  const Var<T> h = norm1.forward(context, ops::add(tape, kept, attend(x, kept)));
-  return norm2.forward(context, ops::add(tape, h, feed_forward(context, h)));
+  const Var<T> h = norm1.forward(context, attend(context, kept, x, own, kept));
+  return norm2.forward(context, feed_forward(context, h, h));
 }
 
 template <class T>

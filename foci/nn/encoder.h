@@ -39,7 +39,10 @@ class FOCI_API EncoderLayer : public Module<T> {
   bool rows_suffice(const Context<T>& context) const;
 
  private:
-  Var<T> feed_forward(Context<T>& context, const Var<T>& x);
+  bool dropping(const Context<T>& context) const { return context.training && dropout_ > 0; }
+  Var<T> attend(Context<T>& context, const Var<T>& queries, const Var<T>& keys,
+                const AttentionInputs& masks, const Var<T>& x);
+  Var<T> feed_forward(Context<T>& context, const Var<T>& in, const Var<T>& x);
   bool pre_norm_;
   double dropout_;
   Activation activation_;

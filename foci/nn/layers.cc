@@ -21,9 +21,9 @@ void Linear<T>::reset_own(Rng& rng) {
 }
 
 template <class T>
-Var<T> Linear<T>::forward(Context<T>& context, const Var<T>& x, Activation activation) {
-  return ops::linear(context.tape, x, context.use(weight),
-                     with_bias_ ? context.use(bias) : Var<T>(), activation);
+Var<T> Linear<T>::forward(Context<T>& context, const Var<T>& x, Activation activation,
+                          const Var<T>& residual) {
+  return ops::linear(context.tape, x, context.use(weight), bias_of(context), activation, residual);
 }
 
 template <class T>

@@ -16,7 +16,10 @@ template <class T>
 class FOCI_API Linear : public Module<T> {
  public:
   Linear(int64_t inputs, int64_t outputs, bool with_bias = true);
-  Var<T> forward(Context<T>& context, const Var<T>& x, Activation activation = Activation::none);
+  // With a residual (not with relu): y + residual.
+  Var<T> forward(Context<T>& context, const Var<T>& x, Activation activation = Activation::none,
+                 const Var<T>& residual = {});
+  Var<T> bias_of(Context<T>& context) { return with_bias_ ? context.use(bias) : Var<T>(); }
 
   Parameter<T> weight, bias;
 

@@ -35,6 +35,47 @@ TEST(Linear, WithoutBiasAndOnAStridedView) {
                  });
 }
 
+TEST(Linear, Residual) {
+  for (auto act : {ops::Activation::none, ops::Activation::gelu}) {
+    check_operator({random_tensor({6, 5}, 1), random_tensor({7, 5}, 2), random_tensor({7}, 3),
+                    random_tensor({6, 7}, 4)},
+                   [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+                     return Vars<T>{ops::linear(tape, v[0], v[1], v[2], act, v[3])};
+                   });
+  }
+  // The input itself as the residual, and a value that three operators read.
+  check_operator({random_tensor({6, 5}, 1), random_tensor({5, 5}, 2), random_tensor({5}, 3)},
+                 [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+                   const Var<T> x = ops::scale(tape, v[0], 0.5);
+                   const Var<T> h = ops::layer_norm(tape, x, v[2], v[2], 1e-5);
+                   const Var<T> y = ops::linear(tape, h, v[1], v[2], ops::Activation::none, x);
+                   return Vars<T>{ops::linear(tape, y, v[1], v[2], ops::Activation::none, y)};
+                 });
+}
+
+TEST(Linear, FeedForwardIsTwoLinearLayers) {
+  for (auto act : {ops::Activation::none, ops::Activation::relu, ops::Activation::gelu}) {
+    for (bool with_residual : {false, true}) {
+      std::vector<Tensor> inputs = {random_tensor({2, 3, 5}, 1), random_tensor({7, 5}, 2),
+                                    random_tensor({7}, 3), random_tensor({4, 7}, 4),
+                                    random_tensor({4}, 5)};
+      if (with_residual) inputs.push_back(random_tensor({2, 3, 4}, 6));
+      check_operator(inputs, [&]<class T>(Tape<T>& tape, const Vars<T>& v) {
+        return Vars<T>{ops::feed_forward(tape, v[0], v[1], v[2], act, v[3], v[4],
+                                         with_residual ? v[5] : Var<T>())};
+      });
+      Tape<double> tape(false);
+      Vars<double> v;
+      for (const Tensor& t : inputs) v.push_back(tape.constant(t));
+      const Var<double> residual = with_residual ? v[5] : Var<double>();
+      const Tensor y = ops::feed_forward(tape, v[0], v[1], v[2], act, v[3], v[4], residual).value();
+      const Var<double> h = ops::linear(tape, v[0], v[1], v[2], act);
+      const Tensor z = ops::linear(tape, h, v[3], v[4], ops::Activation::none, residual).value();
+      for (int64_t i = 0; i < y.numel(); ++i) EXPECT_EQ(y.data<double>()[i], z.data<double>()[i]);
+    }
+  }
+}
+
 TEST(Linear, NoRows) {
   check_operator({random_tensor({0, 4}, 1), random_tensor({3, 4}, 2), random_tensor({3}, 3)},
                  [&]<class T>(Tape<T>& tape, const Vars<T>& v) {

@@ -142,16 +142,20 @@ double activate(Activation activation, double x) {
   return x;
 }
 
+double gelu_slope(double x) {
+  return 0.5 * std::erfc(-x * std::sqrt(0.5)) + x * std::exp(-0.5 * x * x) * 0.3989422804014327;
+}
+
 struct Layer {
   int64_t rows, inputs, outputs;
   Floats x = random_floats(rows * inputs, 11), w = random_floats(outputs * inputs, 12),
          bias = random_floats(outputs, 13);
 
-  // y, then pre where wanted, for rows [begin, end).
-  Floats forward(SimdTarget target, Activation activation, bool want_pre, int64_t begin,
-                 int64_t end) const {
+  // y, then the slope where wanted, for rows [begin, end).
+  Floats forward(SimdTarget target, Activation activation, bool want_slope, int64_t begin,
+                 int64_t end, const float* residual = nullptr) const {
     const int64_t n = end - begin;
-    Floats out(static_cast<size_t>(n * outputs * (want_pre ? 2 : 1)));
+    Floats out(static_cast<size_t>(n * outputs * (want_slope ? 2 : 1)));
     linear_forward(target, {.rows = n,
                             .inputs = inputs,
                             .outputs = outputs,
@@ -161,8 +165,9 @@ struct Layer {
                             .bias = bias.data(),
                             .y = out.data(),
                             .ldy = outputs,
-                            .pre = want_pre ? out.data() + n * outputs : nullptr,
-                            .activation = activation});
+                            .activation = activation,
+                            .slope = want_slope ? out.data() + n * outputs : nullptr,
+                            .residual = residual});
     return out;
   }
 };
@@ -175,8 +180,11 @@ TEST(Linear, ForwardMatchesLoopsInDouble) {
     for (const Activation activation : kActivations) {
       on_every_target([&](SimdTarget target) {
         const Floats y = l.forward(target, activation, false, 0, l.rows);
-        const Floats both = l.forward(target, activation, true, 0, l.rows);
+        const bool gelu = activation == Activation::gelu;
+        const Floats both = l.forward(target, activation, gelu, 0, l.rows);
         ASSERT_TRUE(same_bits(y.data(), both.data(), l.rows * l.outputs));
+        const Floats other = random_floats(l.rows * l.outputs, 15);
+        const Floats sum = l.forward(target, activation, false, 0, l.rows, other.data());
         for (int64_t r = 0; r < l.rows; ++r) {
           for (int64_t o = 0; o < l.outputs; ++o) {
             double pre = l.bias[o], norm = std::abs(pre);
@@ -187,7 +195,10 @@ TEST(Linear, ForwardMatchesLoopsInDouble) {
             }
             const double tolerance = product_tolerance(l.inputs, norm);
             const int64_t at = r * l.outputs + o;
-            ASSERT_NEAR(both[l.rows * l.outputs + at], pre, tolerance);
+            if (gelu) {
+              ASSERT_NEAR(both[l.rows * l.outputs + at], gelu_slope(pre), tolerance + 4e-7);
+            }
+            ASSERT_EQ(sum[at], y[at] + other[at]);
             // Slopes are below 1.13; Φ is good to 2e-7.
             ASSERT_NEAR(y[at], activate(activation, pre), 1.2 * tolerance + 3e-7 * std::abs(pre));
           }
@@ -198,13 +209,13 @@ TEST(Linear, ForwardMatchesLoopsInDouble) {
 }
 
 TEST(Linear, ABatchEqualsItsRowsBitForBit) {
-  for (const Layer& l :
-       {Layer{61, 64, 64}, Layer{61, 300, 33}, Layer{61, 1024, 50}, Layer{2300, 64, 64}}) {
+  for (const Layer& l : {Layer{61, 64, 64}, Layer{61, 300, 33}, Layer{61, 1024, 50},
+                         Layer{21, 800, 70}, Layer{2300, 64, 64}}) {
     on_every_target([&](SimdTarget target) {
       for (const Activation activation : kActivations) {
         const Floats all = l.forward(target, activation, false, 0, l.rows);
         const int64_t step = l.rows > 100 ? 211 : 1;
-        for (const int64_t count : {1, 2, 5, 13, 30}) {
+        for (const int64_t count : {1, 2, 5, 13, 16, 17, 30}) {
           for (int64_t begin = 0; begin + count <= l.rows; begin += step) {
             const Floats part = l.forward(target, activation, false, begin, begin + count);
             ASSERT_TRUE(same_bits(part.data(), all.data() + begin * l.outputs, count * l.outputs))
@@ -215,14 +226,63 @@ TEST(Linear, ABatchEqualsItsRowsBitForBit) {
       const Floats dy = random_floats(l.rows * l.outputs, 14);
       const auto backward = [&](int64_t begin, int64_t end) {
         Floats dx(static_cast<size_t>((end - begin) * l.inputs));
-        linear_backward_input(target, end - begin, l.inputs, l.outputs,
-                              dy.data() + begin * l.outputs, l.outputs, l.w.data(), dx.data(),
-                              l.inputs, false);
+        linear_backward_input(target, {.rows = end - begin,
+                                       .inputs = l.inputs,
+                                       .outputs = l.outputs,
+                                       .dy = dy.data() + begin * l.outputs,
+                                       .lddy = l.outputs,
+                                       .w = l.w.data(),
+                                       .dx = dx.data(),
+                                       .lddx = l.inputs});
         return dx;
       };
       const Floats all = backward(0, l.rows);
       for (int64_t r = 0; r<l.rows; r += l.rows> 100 ? 97 : 1) {
         ASSERT_TRUE(same_bits(backward(r, r + 1).data(), all.data() + r * l.inputs, l.inputs));
+      }
+    });
+  }
+}
+
+// The same product with what is multiplied in and added afterwards, for few rows and for many.
+TEST(Linear, BackwardInputTakesAFactorAndASum) {
+  for (const Layer& l : {Layer{61, 70, 33}, Layer{7, 300, 500}, Layer{40, 64, 64}}) {
+    const int64_t n = l.rows * l.inputs;
+    const Floats dy = random_floats(l.rows * l.outputs, 14), f = random_floats(n, 16),
+                 g = random_floats(n, 17);
+    on_every_target([&](SimdTarget target) {
+      const auto backward = [&](const float* factor, const float* add, Floats dx) {
+        linear_backward_input(target, {.rows = l.rows,
+                                       .inputs = l.inputs,
+                                       .outputs = l.outputs,
+                                       .dy = dy.data(),
+                                       .lddy = l.outputs,
+                                       .w = l.w.data(),
+                                       .dx = dx.data(),
+                                       .lddx = l.inputs,
+                                       .factor = factor,
+                                       .add = add});
+        return dx;
+      };
+      const Floats nothing(f.size());
+      const Floats plain = backward(nullptr, nullptr, nothing);
+      const Floats times = backward(f.data(), nullptr, nothing);
+      const Floats both = backward(f.data(), g.data(), nothing);
+      Floats sum = g;
+      linear_backward_input(target, {.rows = l.rows,
+                                     .inputs = l.inputs,
+                                     .outputs = l.outputs,
+                                     .dy = dy.data(),
+                                     .lddy = l.outputs,
+                                     .w = l.w.data(),
+                                     .dx = sum.data(),
+                                     .lddx = l.inputs,
+                                     .add = sum.data()});
+      for (size_t i = 0; i < f.size(); ++i) {
+        ASSERT_EQ(times[i], plain[i] * f[i]) << i;
+        ASSERT_EQ(both[i], plain[i] * f[i] + g[i]) << i;
+        // The sums of several depth blocks are then rounded in another order.
+        ASSERT_NEAR(sum[i], plain[i] + g[i], 30 * kEps) << i;
       }
     });
   }

@@ -59,7 +59,13 @@ TEST(LayerNorm, MatchesDoubleForwardAndBackward) {
       const NormResult got = norm(target, x, channels, gamma, beta);
       Floats dx(x.size()), dgamma = dgamma0, dbeta = dbeta0;
       layer_norm_backward(target, rows, channels, x.data(), gamma.data(), got.mean.data(),
-                          got.rstd.data(), dy.data(), dx.data(), dgamma.data(), dbeta.data());
+                          got.rstd.data(), dy.data(), nullptr, dx.data(), dgamma.data(),
+                          dbeta.data());
+      Floats sum = x, unread(x.size());  // x as what has arrived, added to in place
+      layer_norm_backward(target, rows, channels, x.data(), gamma.data(), got.mean.data(),
+                          got.rstd.data(), dy.data(), sum.data(), sum.data(), unread.data(),
+                          unread.data());
+      for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(sum[i], x[i] + dx[i]) << i;
       std::vector<double> want_gamma(dgamma0.begin(), dgamma0.end()),
           want_beta(dbeta0.begin(), dbeta0.end());
       for (int64_t r = 0; r < rows; ++r) {
@@ -110,7 +116,7 @@ TEST(LayerNorm, RowsAreIndependentAndThreadsDoNotMatter) {
     expect_same_with_any_threads([&] {
       Floats out(x.size() + 2 * channels);
       layer_norm_backward(target, rows, channels, x.data(), gamma.data(), all.mean.data(),
-                          all.rstd.data(), dy.data(), out.data(), out.data() + x.size(),
+                          all.rstd.data(), dy.data(), nullptr, out.data(), out.data() + x.size(),
                           out.data() + x.size() + channels);
       return out;
     });
@@ -126,9 +132,11 @@ TEST(LayerNorm, NaNStaysInItsRow) {
   });
 }
 
-// The activation of each x, through a linear layer with one input of weight 1.
-Floats activated(SimdTarget target, Activation activation, const Floats& x) {
+// The activation of each x, through a linear layer with one input of weight 1; and gelu's slope.
+Floats activated(SimdTarget target, Activation activation, const Floats& x,
+                 Floats* slope = nullptr) {
   Floats y(x.size());
+  if (slope) slope->resize(x.size());
   const float w = 1;
   linear_forward(target, {.rows = static_cast<int64_t>(x.size()),
                           .inputs = 1,
@@ -139,14 +147,16 @@ Floats activated(SimdTarget target, Activation activation, const Floats& x) {
                           .bias = nullptr,
                           .y = y.data(),
                           .ldy = 1,
-                          .pre = nullptr,
-                          .activation = activation});
+                          .activation = activation,
+                          .slope = slope ? slope->data() : nullptr});
   return y;
 }
 
+// From the slope for gelu; for relu x serves as well as its result.
 Floats derivative(SimdTarget target, Activation activation, const Floats& x) {
-  Floats d = ones(static_cast<int64_t>(x.size()));
-  activation_backward(target, activation, static_cast<int64_t>(x.size()), x.data(), d.data(),
+  Floats d = ones(static_cast<int64_t>(x.size())), saved = x;
+  if (activation == Activation::gelu) activated(target, activation, x, &saved);
+  activation_backward(target, activation, static_cast<int64_t>(x.size()), saved.data(), d.data(),
                       d.data());
   return d;
 }

@@ -2,7 +2,7 @@
 //
 // Backward, with h = dy ∘ gamma over a row of C: dx = rstd · (h − mean(h) − x̂ · mean(h ∘ x̂));
 // dgamma = Σ_rows dy ∘ x̂; dbeta = Σ_rows dy. The variance takes a second pass over x − mean: Σx²
-// would lose everything where the mean is large.
+// would lose everything where the mean is large. dx is added to what a residual branch has sent.
 #include <cmath>
 
 #include "foci/autograd/ops.h"
@@ -32,12 +32,14 @@ void forward(int64_t rows, int64_t c, const double* x, const double* gamma, cons
 }
 
 void backward(int64_t rows, int64_t c, const float* x, const float* gamma, const float* mean,
-              const float* rstd, const float* dy, float* dx, float* dgamma, float* dbeta) {
-  kernels::layer_norm_backward(current_target(), rows, c, x, gamma, mean, rstd, dy, dx, dgamma,
+              const float* rstd, const float* dy, const float* add, float* dx, float* dgamma,
+              float* dbeta) {
+  kernels::layer_norm_backward(current_target(), rows, c, x, gamma, mean, rstd, dy, add, dx, dgamma,
                                dbeta);
 }
 void backward(int64_t rows, int64_t c, const double* x, const double* gamma, const double* mean,
-              const double* rstd, const double* dy, double* dx, double* dgamma, double* dbeta) {
+              const double* rstd, const double* dy, const double* add, double* dx, double* dgamma,
+              double* dbeta) {
   const auto n = static_cast<double>(c);
   for (int64_t r = 0; r < rows; ++r, x += c, dy += c, dx += c) {
     double sum_h = 0, sum_hx = 0;
@@ -50,8 +52,10 @@ void backward(int64_t rows, int64_t c, const double* x, const double* gamma, con
     }
     for (int64_t i = 0; i < c; ++i) {
       const double normed = (x[i] - mean[r]) * rstd[r];
-      dx[i] = rstd[r] * (dy[i] * gamma[i] - sum_h / n - normed * sum_hx / n);
+      const double own = rstd[r] * (dy[i] * gamma[i] - sum_h / n - normed * sum_hx / n);
+      dx[i] = add ? add[i] + own : own;
     }
+    if (add) add += c;
   }
 }
 
@@ -76,12 +80,18 @@ Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var
   tape.record({out}, [in, mean, rstd, rows, c, g = gamma.value(), dx_slot = x.slot(),
                       dgamma = gamma.slot(), dbeta = beta.slot(), self = out.slot()] {
     const ProfileScope back(Operator::layer_norm, Pass::backward);
-    Tensor dx = Tensor::empty(in.shape(), dtype_v<T>);
     Tensor dg = dgamma ? dgamma->buffer() : Tensor::zeros({c}, dtype_v<T>);
     Tensor db = dbeta ? dbeta->buffer() : Tensor::zeros({c}, dtype_v<T>);
-    backward(rows, c, in.data<T>(), g.template data<T>(), mean.data<T>(), rstd.data<T>(),
-             self->grad.template data<T>(), dx.data<T>(), dg.data<T>(), db.data<T>());
-    if (dx_slot) dx_slot->add(dx, true);
+    const auto write = [&](const T* so_far, T* sum) {
+      backward(rows, c, in.data<T>(), g.template data<T>(), mean.data<T>(), rstd.data<T>(),
+               self->grad.template data<T>(), so_far, sum, dg.data<T>(), db.data<T>());
+    };
+    if (dx_slot) {
+      dx_slot->add_by(write);
+    } else {
+      const Tensor unread = Tensor::empty(in.shape(), dtype_v<T>);
+      write(nullptr, unread.data<T>());
+    }
   });
   return out;
 }
