@@ -29,6 +29,7 @@ namespace HWY_NAMESPACE {
 // α = 1.5. e = ((z + t)/t)².
 struct SquarePower {
   static constexpr bool kCurved = true;
+  static constexpr float kHalleyStep = 0x1p-9f;  // is followed by one below rounding
   HWY_INLINE VF operator()(VF z, VF t, VF inverse_t, VF& slope) const {
     slope = hn::Mul(hn::Max(hn::Add(z, t), hn::Zero(DF())), inverse_t);
     return hn::Mul(slope, slope);
@@ -51,6 +52,7 @@ struct SquarePower {
 template <bool kSteady, bool kCurves>
 struct FractionPower {
   static constexpr bool kCurved = kCurves;
+  static constexpr float kHalleyStep = kSteady ? 0x1p-8f : 0x1p-9f;
   VF lowest;            // P − 2 if kCurved, or else P − 1
   VF less_one, factor;  // P − 1 and α − 1
   // (z + t)/t, and its power `exponent` where that is above 0.
@@ -148,20 +150,22 @@ inline PowerNodes power_nodes(double power) {
   return nodes;
 }
 
-// t of one vector of lanes to about a hundredth, by Newton steps on the interpolated norm from 1.
-template <bool kCounts>
-HWY_NOINLINE void approach_t(const PowerNodes& nodes, float factor, int64_t count,
-                             const float* strip, float* at) {
+// t of one vector of lanes to about a hundredth, by Newton steps on the interpolated norm. `rows`
+// (null: all) are a sample of which every key counts `times`.
+template <bool kCounts, bool kSample>
+HWY_NOINLINE void approach_t(const PowerNodes& nodes, float factor, float times, int64_t count,
+                             const int32_t* rows, const float* strip, float* at) {
   const DF d;
   const int64_t W = strip_width();
   const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
-  VF t = one;
+  VF t = hn::Load(d, at);
   hn::Mask<DF> active = hn::Eq(one, one);
   for (int step = 0; step < 7 && !hn::AllFalse(d, active); ++step) {
     const VF inverse_t = hn::Div(one, t);
     VF sums[4] = {zero, zero, zero, zero};
     for (int64_t u = 0; u < count; ++u) {
-      const VF over = hn::Max(hn::Add(hn::Load(d, strip + u * W), t), zero);
+      const float* row = strip + (kSample ? int64_t{rows[u]} : u) * W;
+      const VF over = hn::Max(hn::Add(hn::Load(d, row), t), zero);
       VF x = hn::Mul(over, inverse_t);
       if constexpr (!kCounts) {
         for (int i = 0; i < nodes.squarings; ++i) x = hn::Mul(x, x);
@@ -181,7 +185,7 @@ HWY_NOINLINE void approach_t(const PowerNodes& nodes, float factor, int64_t coun
     }
     VF log_sum = zero, log_slope = zero;
     for (int i = 0; i < 4; ++i) {
-      const VF log = log_positive(d, sums[i]);
+      const VF log = log_positive(d, hn::Mul(sums[i], hn::Set(d, times)));
       log_sum = hn::MulAdd(hn::Set(d, nodes.at_power[i]), log, log_sum);
       log_slope = hn::MulAdd(hn::Set(d, nodes.at_less_one[i]), log, log_slope);
     }
@@ -199,64 +203,25 @@ HWY_NOINLINE void approach_t(const PowerNodes& nodes, float factor, int64_t coun
   hn::Store(t, d, at);
 }
 
-// The root of N(t) = ‖[z + t]₊‖_P = 1 for one vector of lanes, from any t. N is convex: after its
-// first step Newton's method falls to the root from above. Where P ≥ 2 the first three steps are
-// Halley's, which cube the error. A lane is settled when what is left after its step lies below
-// rounding, or when t no longer falls; from then on it is left alone, however long its neighbours
-// take.
-template <class Power>
-HWY_NOINLINE void settle_t(const Power& power, int64_t count, const float* strip,
-                           const int32_t* index, float* at) {
-  const DF d;
-  const int64_t W = strip_width();
-  const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
-  constexpr int kTerms = Power::kCurved ? 3 : 2, kHalley = Power::kCurved ? 3 : 0;
-  // What the last step may be. With P ≥ 2 slopes change smoothly: a step of Newton of 2^-13 is
-  // followed by one of about 2^-26. Below, slopes jump where keys leave.
-  const VF enough = hn::Set(d, Power::kCurved ? 0x1p-13f : 0x1p-22f);
-  VF t = hn::Load(d, at);
-  hn::Mask<DF> active = hn::Eq(one, one);
-  for (int step = 0; step < 64 && !hn::AllFalse(d, active); ++step) {
-    const VF inverse_t = hn::Div(one, t);
-    VF sums[kTerms];
-#pragma GCC unroll 4
-    for (VF& sum : sums) sum = zero;
-    sum_rows(count, index, sums, [&](int64_t u, VF* part) HWY_ATTR {
-      const VF z = hn::Load(d, strip + u * W);
-      if constexpr (Power::kCurved) {
-        VF e[3];
-        power.terms(z, t, inverse_t, e);
-#pragma GCC unroll 4
-        for (int i = 0; i < 3; ++i) part[i] = hn::Add(part[i], e[i]);
-      } else {
-        VF slope;
-        part[0] = hn::Add(part[0], power(z, t, inverse_t, slope));
-        part[1] = hn::Add(part[1], slope);
-      }
-    });
-    VF fall = hn::Div(hn::Mul(power.excess(t, sums[0]), sums[0]), sums[1]);  // in units of t
-    VF last = enough;
-    if constexpr (Power::kCurved) {
-      if (step < kHalley) {
-        const VF curve = hn::Sub(hn::Div(sums[2], sums[1]), hn::Div(sums[1], sums[0]));
-        const VF bend = hn::Mul(hn::Mul(power.half_less_one(), curve), fall);
-        const VF halley = hn::Div(fall, hn::Sub(one, bend));
-        fall = hn::IfThenElse(hn::Lt(hn::Abs(bend), hn::Set(d, 0.5f)), halley, fall);
-        last = hn::Set(d, 0x1p-9f);
-      }
-    }
-    VF next = hn::NegMulAdd(fall, t, t);
-    next = hn::Min(hn::Max(next, hn::Mul(t, hn::Set(d, 0.05f))), one);
-    // False for lanes without candidates, where `fall` is NaN.
-    active = hn::And(active, hn::Eq(fall, fall));
-    if (step > kHalley) active = hn::And(active, hn::Lt(next, t));
-    t = hn::IfThenElse(active, next, t);
-    active = hn::And(active, hn::Gt(hn::Abs(fall), last));
+// First from one key in eight, where there are many: by key number, so that neighbours' candidates
+// change nothing. A row of few large weights is misled, and comes back from there.
+template <bool kCounts>
+void approach_by_sample(const PowerNodes& nodes, float factor, const SparseStrip& p, float* t) {
+  constexpr int64_t kStep = 8, kMost = 256;
+  const int64_t L = lanes();
+  int32_t rows[kMost];
+  int64_t count = 0;
+  for (int64_t u = 0; u < p.count && count < kMost; ++u) {
+    if (p.index[u] % kStep == 0) rows[count++] = static_cast<int32_t>(u);
   }
-  hn::Store(t, d, at);
+  for (int v = 0; v < kVectors; ++v) {
+    const float* strip = p.weights + v * L;
+    if (count >= 32) {
+      approach_t<kCounts, true>(nodes, factor, kStep, count, rows, strip, t + v * L);
+    }
+    approach_t<kCounts, false>(nodes, factor, 1, p.count, nullptr, strip, t + v * L);
+  }
 }
-
-// ---- t for α > 2 --------------------------------------------------------------------------------
 
 // In place: rows with z > −t in some lane. t only falls, so the others are out for good.
 inline HWY_NOINLINE void keep_above(const float* t, SparseStrip& p) {
@@ -275,6 +240,62 @@ inline HWY_NOINLINE void keep_above(const float* t, SparseStrip& p) {
   }
   p.count = kept;
 }
+
+// The root of N(t) = ‖[z + t]₊‖_P = 1 for one vector of lanes, from any t. N is convex: after its
+// first step Newton's method falls to the root from above. Where P ≥ 2 the first three steps are
+// Halley's, which cube the error. A lane is settled when what is left after its step lies below
+// rounding, or when t no longer falls; from then on it is left alone, however long its neighbours
+// take.
+template <class Power>
+HWY_NOINLINE void settle_t(const Power& power, float enough, int steps, int64_t count,
+                           const float* strip, const int32_t* index, float* at) {
+  const DF d;
+  const int64_t W = strip_width();
+  const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
+  constexpr int kTerms = Power::kCurved ? 3 : 2, kHalley = Power::kCurved ? 3 : 0;
+  VF t = hn::Load(d, at);
+  hn::Mask<DF> active = hn::Eq(one, one);
+  for (int step = 0; step < steps && !hn::AllFalse(d, active); ++step) {
+    const VF inverse_t = hn::Div(one, t);
+    VF sums[kTerms];
+#pragma GCC unroll 4
+    for (VF& sum : sums) sum = zero;
+    sum_rows(count, index, sums, [&](int64_t u, VF* part) HWY_ATTR {
+      const VF z = hn::Load(d, strip + u * W);
+      if constexpr (Power::kCurved) {
+        VF e[3];
+        power.terms(z, t, inverse_t, e);
+#pragma GCC unroll 4
+        for (int i = 0; i < 3; ++i) part[i] = hn::Add(part[i], e[i]);
+      } else {
+        VF slope;
+        part[0] = hn::Add(part[0], power(z, t, inverse_t, slope));
+        part[1] = hn::Add(part[1], slope);
+      }
+    });
+    VF fall = hn::Div(hn::Mul(power.excess(t, sums[0]), sums[0]), sums[1]);  // in units of t
+    VF last = hn::Set(d, enough);
+    if constexpr (Power::kCurved) {
+      if (step < kHalley) {
+        const VF curve = hn::Sub(hn::Div(sums[2], sums[1]), hn::Div(sums[1], sums[0]));
+        const VF bend = hn::Mul(hn::Mul(power.half_less_one(), curve), fall);
+        const VF halley = hn::Div(fall, hn::Sub(one, bend));
+        fall = hn::IfThenElse(hn::Lt(hn::Abs(bend), hn::Set(d, 0.5f)), halley, fall);
+        last = hn::Set(d, Power::kHalleyStep);
+      }
+    }
+    VF next = hn::NegMulAdd(fall, t, t);
+    next = hn::Min(hn::Max(next, hn::Mul(t, hn::Set(d, 0.05f))), one);
+    // False for lanes without candidates, where `fall` is NaN.
+    active = hn::And(active, hn::Eq(fall, fall));
+    if (step > kHalley) active = hn::And(active, hn::Lt(next, t));
+    t = hn::IfThenElse(active, next, t);
+    active = hn::And(active, hn::Gt(hn::Abs(fall), last));
+  }
+  hn::Store(t, d, at);
+}
+
+// ---- t for α > 2 --------------------------------------------------------------------------------
 
 // Newton steps inside a bracket, by halves where they leave it. Where a key is about to leave, the
 // weight [z + t]₊^P it still has can hang on digits of t that float32 does not hold; so the lanes
@@ -377,13 +398,24 @@ HWY_NOINLINE void weigh_powers(const Power& power, float factor, const float* of
   });
 }
 
+// `enough`: what the last step of Newton may be, as a part of t.
 template <class Power>
-void settle_and_weigh(const Power& power, float factor, const float* offset, float* t,
+void settle_and_weigh(const Power& power, float enough, float factor, const float* offset, float* t,
                       SparseStrip& p) {
   const int64_t L = lanes();
-  for (int v = 0; v < kVectors; ++v) {
-    settle_t(power, p.count, p.weights + v * L, p.index, t + v * L);
+  const auto settle = [&](int steps) HWY_ATTR {
+    for (int v = 0; v < kVectors; ++v) {
+      settle_t(power, enough, steps, p.count, p.weights + v * L, p.index, t + v * L);
+    }
+  };
+  if (!Power::kCurved) {
+    // More steps to come, and after one of Newton's no root is above t, but for rounding.
+    settle(1);
+    HWY_ALIGN float above[kMaxLanes];
+    for (int lane = 0; lane < kMaxLanes; ++lane) above[lane] = t[lane] * 1.00001f;
+    keep_above(above, p);
   }
+  settle(64);
   weigh_powers(power, factor, offset, t, p);
 }
 
@@ -401,19 +433,21 @@ inline void solve_entmax(double alpha, const float* row_stat, int used, SparseSt
     const double start = known ? (alpha - 1) * double{p.max[lane]} - double{row_stat[lane]} : 1;
     t[lane] = start > 0 && start < 1 ? HWY_MAX(static_cast<float>(start), 1e-30f) : 1.0f;
   }
-  if (alpha == 1.5) return settle_and_weigh(SquarePower{}, factor, offset, t, p);
+  // With P ≥ 2 slopes change smoothly, and a step of 2^-13 is followed by one of about 2^-26.
+  // Below, keys that leave within a step x change the slope by x^(P−1), and what is left is x^P.
+  const auto enough = static_cast<float>(std::exp2(-HWY_MAX(13.0, 22 * (alpha - 1))));
+  if (alpha == 1.5) return settle_and_weigh(SquarePower{}, enough, factor, offset, t, p);
   if (alpha < 2) {
     const PowerNodes nodes = power_nodes(1 / (alpha - 1));
-    for (int v = 0; v < kVectors && row_stat == nullptr; ++v) {
-      const float* strip = p.weights + v * L;
-      nodes.counts ? approach_t<true>(nodes, factor, p.count, strip, t + v * L)
-                   : approach_t<false>(nodes, factor, p.count, strip, t + v * L);
+    if (row_stat == nullptr) {
+      nodes.counts ? approach_by_sample<true>(nodes, factor, p, t)
+                   : approach_by_sample<false>(nodes, factor, p, t);
     }
     const auto solve = [&](auto steady, auto curved) {
       const VF less_one = hn::Set(d, static_cast<float>(1 / (alpha - 1) - 1));
       const VF lowest = hn::Set(d, static_cast<float>(1 / (alpha - 1) - (curved ? 2 : 1)));
-      settle_and_weigh(FractionPower<steady, curved>{lowest, less_one, hn::Set(d, factor)}, factor,
-                       offset, t, p);
+      settle_and_weigh(FractionPower<steady, curved>{lowest, less_one, hn::Set(d, factor)}, enough,
+                       factor, offset, t, p);
     };
     if (alpha > 1.5) return solve(std::false_type(), std::false_type());
     return power >= 4 ? solve(std::true_type(), std::true_type())
