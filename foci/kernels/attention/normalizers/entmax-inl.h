@@ -92,14 +92,13 @@ struct FractionPower {
 
 // α > 2. e = (z + t)^P, which leaves 0 with an infinite slope.
 struct SteepPower {
-  VF power;
+  VF less_one;  // P − 1, below 0
   HWY_INLINE VF operator()(VF z, VF t, VF, VF& slope) const {
     const DF d;
-    const VF over = hn::Add(z, t);
-    const hn::Mask<DF> in = hn::Gt(over, hn::Zero(d));
-    const VF e = hn::IfThenElseZero(in, power_positive(d, over, power));
-    slope = hn::IfThenElseZero(in, hn::Div(e, over));
-    return e;
+    const VF over = hn::Max(hn::Add(z, t), hn::Zero(d));
+    const VF x = hn::Mul(less_one, log_of_fraction<false>(over, z));
+    slope = hn::IfThenElseZero(hn::Gt(over, hn::Zero(d)), exp_in_range(x));
+    return hn::Mul(slope, over);
   }
 };
 
@@ -297,10 +296,10 @@ HWY_NOINLINE void settle_t(const Power& power, float enough, int steps, int64_t 
 
 // ---- t for α > 2 --------------------------------------------------------------------------------
 
-// Newton steps inside a bracket, by halves where they leave it. Where a key is about to leave, the
-// weight [z + t]₊^P it still has can hang on digits of t that float32 does not hold; so the lanes
-// whose weights do not yet add to 1 move the origin of z to the lower end of their bracket, from
-// where small distances have all their digits, and go on.
+// Newton steps inside a bracket, by halves where they leave it or fail to shrink. Where a key is
+// about to leave, the weight [z + t]₊^P it still has can hang on digits of t that float32 does not
+// hold; so the lanes whose weights do not yet add to 1 move the origin of z to the lower end of
+// their bracket, from where small distances have all their digits, and go on.
 //
 // at[] holds an upper bound of t, and receives t from the new origin; z changes, `offset` is by how
 // much.
@@ -321,6 +320,7 @@ inline HWY_NOINLINE void bracket_t(const SteepPower& power, float factor, int64_
   hn::Mask<DF> open = hn::Gt(n, zero);
   for (int round = 0; round < 3 && !hn::AllFalse(d, open); ++round) {
     hn::Mask<DF> active = open;
+    VF step_before = high;
     for (int step = 0; step < 32 && !hn::AllFalse(d, active); ++step) {
       VF sum, slope;
       sum_powers(power, count, strip, index, t, one, sum, slope);
@@ -339,8 +339,11 @@ inline HWY_NOINLINE void bracket_t(const SteepPower& power, float factor, int64_
           hn::Gt(high, hn::Mul(low, hn::Set(d, 4.0f))),
           hn::Sqrt(hn::Mul(high, hn::Max(low, hn::Mul(high, hn::Set(d, 0x1p-20f))))), half);
       const hn::Mask<DF> inside = hn::And(hn::Gt(next, low), hn::Lt(next, high));
-      next = step % 3 == 2 ? half : hn::IfThenElse(inside, next, half);
+      const hn::Mask<DF> shrinks =
+          hn::Lt(hn::Abs(hn::Sub(next, t)), hn::Mul(step_before, hn::Set(d, 0.5f)));
+      next = hn::IfThenElse(hn::And(inside, shrinks), next, half);
       active = hn::And(active, hn::And(hn::Gt(next, low), hn::Lt(next, high)));
+      step_before = hn::Abs(hn::Sub(next, t));
       t = hn::IfThenElse(active, next, t);
     }
     const VF move = hn::IfThenElseZero(open, low);
@@ -356,8 +359,7 @@ inline HWY_NOINLINE void bracket_t(const SteepPower& power, float factor, int64_
   hn::Store(t, d, at);
 }
 
-// ---- weights
-// --------------------------------------------------------------------------------------
+// ---- weights ------------------------------------------------------------------------------------
 
 // z becomes weights. `offset`: the z of the largest score.
 template <class Power>
@@ -453,7 +455,7 @@ inline void solve_entmax(double alpha, const float* row_stat, int used, SparseSt
     return power >= 4 ? solve(std::true_type(), std::true_type())
                       : solve(std::false_type(), std::true_type());
   }
-  const SteepPower steep{hn::Set(d, power)};
+  const SteepPower steep{hn::Set(d, static_cast<float>(1 / (alpha - 1) - 1))};
   // And where P < 1, that of sparsemax is.
   for (int v = 0; v < kVectors; ++v) {
     VF n;
