@@ -40,7 +40,7 @@ HWY_INLINE hn::Mask<DF> is_nan(VF x) {
 
 // Keys that add up among themselves before they join a row's sum, so that the error of long sums
 // stays near that of a tree.
-inline constexpr int32_t kSumBlock = 128;
+inline constexpr int32_t kSumBlock = 64;
 
 // total[n] += Σ over rows of what `row(u, part)` adds to part[n].
 template <int N, class Row>
