@@ -136,8 +136,14 @@ void gemm_few_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e)
       const int64_t cols = std::min(width, g.n - j);
       for (int64_t k = 0; k < g.k || k == 0; k += kDepthBlock) {
         GemmBlock block = row_block(kernels, g, e, 0, g.m, j, cols, k);
-        kernels.pack(transposed, g.b + (transposed ? j * g.ldb + k : k * g.ldb + j), g.ldb, block.k,
-                     cols, panel.get());
+        const float* b = g.b + (transposed ? j * g.ldb + k : k * g.ldb + j);
+        if (transposed && cols == width && g.m <= kernels.thin_rows) {
+          block.b = b;
+          block.ldb = g.ldb;
+          kernels.thin(block);
+          continue;
+        }
+        kernels.pack(transposed, b, g.ldb, block.k, cols, panel.get());
         block.b = panel.get();
         kernels.block(block);
       }

@@ -15,6 +15,8 @@ const GemmKernels* gemm_table() {
                                  .panel_cols = kPanelCols,
                                  .near_stride = kNearColumns,
                                  .block = gemm_block,
+                                 .thin_rows = kThinRows,
+                                 .thin = gemm_thin,
                                  .pack = gemm_pack,
                                  .pack_tiles = gemm_pack_tiles,
                                  .column_sums = gemm_column_sums,

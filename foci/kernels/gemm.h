@@ -59,6 +59,10 @@ struct GemmKernels {
   int64_t tile_rows, panel_cols;
   int64_t near_stride;  // a transposed A whose rows are this close is read where it lies
   void (*block)(const GemmBlock&);
+  // Up to thin_rows rows of A times one full panel that was not packed: element (k, j) of B is
+  // b[j·ldb + k]. Reads read_a, tile_step, panel_step and n not.
+  int64_t thin_rows;
+  void (*thin)(const GemmBlock&);
   // One panel [depth, panel_cols] of B from `cols` ≤ panel_cols of its columns, zeros behind them.
   // `transposed`: element (k, j) is b[j·ldb + k], else b[k·ldb + j].
   void (*pack)(bool transposed, const float* b, int64_t ldb, int64_t depth, int64_t cols,
