@@ -195,27 +195,32 @@ void gemm_columns(const GemmKernels& kernels, const Gemm& g, float* sums) {
     return;
   }
   const int64_t width = kernels.panel_cols, height = kernels.tile_rows;
-  const int64_t block_cols = round_up(kWeightBlockCols, width);
-  // One even where C has no columns: the sums may be wanted all the same.
-  const int64_t col_blocks = std::max<int64_t>(1, blocks_of(g.n, block_cols));
-  const int64_t per_chunk = col_blocks * blocks_of(g.m, kWeightBlockRows);
-  const int64_t depths = blocks_of(g.k, kDepthBlock);
-  const int64_t chunk_depth =
-      kDepthBlock * blocks_of(depths, std::min(depths, blocks_of(kWeightTasks, per_chunk)));
-  const int64_t chunks = blocks_of(g.k, chunk_depth);
-
   // Rows that lie close are read where they are. Those far apart would fight for few cache sets and
   // pages; and a panel that the matrix does not fill must be padded.
   const bool near_a = g.lda <= kernels.near_stride;
   const bool near_b = g.ldb <= kNearStride && g.n % width == 0;
+  // A packed panel of B is used by all rows of a block, packed tiles of A by all columns.
+  int64_t block_rows = kWeightBlockRows, block_cols = kWeightBlockCols;
+  if (!near_b) {
+    block_rows *= near_a ? 4 : 2;
+    block_cols = near_a ? kWeightBlockCols / 2 : kWeightBlockCols * 3 / 4;
+  }
+  block_cols = round_up(block_cols, width);
+  // One even where C has no columns: the sums may be wanted all the same.
+  const int64_t col_blocks = std::max<int64_t>(1, blocks_of(g.n, block_cols));
+  const int64_t per_chunk = col_blocks * blocks_of(g.m, block_rows);
+  const int64_t depths = blocks_of(g.k, kDepthBlock);
+  const int64_t chunk_depth =
+      kDepthBlock * blocks_of(depths, std::min(depths, blocks_of(kWeightTasks, per_chunk)));
+  const int64_t chunks = blocks_of(g.k, chunk_depth);
 
   const int64_t stride = g.m * g.n, sums_stride = sums ? g.m : 0;
   const Scratch parts(chunks > 1 ? chunks * (stride + sums_stride) : 0);
   float* sums_parts = parts.get() + chunks * stride;
   parallel_for(chunks * per_chunk, [&](int64_t task) {
     const int64_t chunk = task / per_chunk, block = task % per_chunk;
-    const int64_t i = block / col_blocks * kWeightBlockRows, j = block % col_blocks * block_cols;
-    const int64_t m = std::min(kWeightBlockRows, g.m - i);
+    const int64_t i = block / col_blocks * block_rows, j = block % col_blocks * block_cols;
+    const int64_t m = std::min(block_rows, g.m - i);
     const int64_t begin = chunk * chunk_depth, end = std::min(g.k, begin + chunk_depth);
     float* c = chunks > 1 ? parts.get() + chunk * stride + i * g.n + j : g.c + i * g.ldc + j;
     const bool accumulate = chunks == 1 && g.accumulate;
