@@ -83,7 +83,7 @@ struct BiasFinds {
 };
 
 // Reads each element that the bias tensor stores once, whatever it is broadcast to.
-BiasFinds look_at_bias(const Tensor& bias) {
+BiasFinds look_at_bias(const kernels::AttentionKernels& kernels, const Tensor& bias) {
   std::atomic<bool> masks = false, beyond = false;
   const Dims& stride = bias.strides();
   int64_t own[4];
@@ -94,6 +94,10 @@ BiasFinds look_at_bias(const Tensor& bias) {
       const int64_t i = task % own[2], h = task / own[2] % own[1], b = task / own[2] / own[1];
       const T* row = data + b * stride[0] + h * stride[1] + i * stride[2];
       bool minus = false, odd = false;
+      // Most rows hold nothing of the kind, which is seen at once.
+      if constexpr (std::is_same_v<T, float>) {
+        if ((stride[3] == 1 || own[3] <= 1) && !kernels.any_beyond(row, own[3])) return;
+      }
       for (int64_t j = 0; j < own[3]; ++j) {
         const T x = row[j * stride[3]];
         if constexpr (std::is_same_v<T, float>) {
@@ -198,7 +202,7 @@ Operands operands_of(const Problem& p, const Tensor& dy, bool narrow) {
   look_at(find_bias<Relative2D>(p.spec) != nullptr, p.in.table2d);
   for (float scale : p.scale) o.careful = o.careful || !(std::abs(scale) <= kLargestFactor);
   if (p.bias.defined()) {
-    const BiasFinds finds = look_at_bias(p.bias);
+    const BiasFinds finds = look_at_bias(kernels, p.bias);
     o.bias_masks = finds.masks;
     o.careful = o.careful || finds.beyond;
   }

@@ -72,6 +72,45 @@ HWY_INLINE void each_row(D d, const Fours<V>& columns, float* p, int64_t stride,
   }
 }
 
+// x[i] becomes number i of all vectors, lanes() of them: rows to columns or back.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void transpose_square(D d, V* x) {
+  constexpr int kBlocks = static_cast<int>(hn::MaxLanes(D())) / 4;
+#pragma GCC unroll 4
+  for (int g = 0; g < kBlocks; ++g) {
+    V* rows = x + 4 * g;
+    const Fours<V> t = transpose_fours(d, Fours<V>{rows[0], rows[1], rows[2], rows[3]});
+    rows[0] = t.a;
+    rows[1] = t.b;
+    rows[2] = t.c;
+    rows[3] = t.e;
+  }
+  // Now x[4g + m] holds, in block k, number 4k + m of vectors 4g to 4g + 3.
+  if constexpr (kBlocks == 2) {
+#pragma GCC unroll 4
+    for (int m = 0; m < 4; ++m) {
+      const V low = x[m], high = x[4 + m];
+      x[m] = hn::ConcatLowerLower(d, high, low);
+      x[4 + m] = hn::ConcatUpperUpper(d, high, low);
+    }
+  }
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (kBlocks == 4) {
+#pragma GCC unroll 4
+    for (int m = 0; m < 4; ++m) {
+      const V low0 = hn::ConcatLowerLower(d, x[4 + m], x[m]);
+      const V low1 = hn::ConcatUpperUpper(d, x[4 + m], x[m]);
+      const V high0 = hn::ConcatLowerLower(d, x[12 + m], x[8 + m]);
+      const V high1 = hn::ConcatUpperUpper(d, x[12 + m], x[8 + m]);
+      x[m] = V{_mm512_shuffle_f32x4(low0.raw, high0.raw, 0x88)};
+      x[4 + m] = V{_mm512_shuffle_f32x4(low0.raw, high0.raw, 0xDD)};
+      x[8 + m] = V{_mm512_shuffle_f32x4(low1.raw, high1.raw, 0x88)};
+      x[12 + m] = V{_mm512_shuffle_f32x4(low1.raw, high1.raw, 0xDD)};
+    }
+  }
+#endif
+}
+
 // The upper half of the blocks onto the lower, until one is left.
 template <class D>
 HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> fold_blocks(D d, hn::Vec<D> v) {

@@ -106,6 +106,19 @@ inline HWY_NOINLINE void add_bias_rows(const Strip& s, int64_t key, int64_t n, f
       stride = kBiasRun;
     }
     int64_t j = 0;
+    // Whole cache lines at a time: rows a power of two apart share a few places in the cache.
+    constexpr int kSquare = static_cast<int>(hn::MaxLanes(DF()));
+    for (; j + L <= n; j += L) {
+      VF b[kSquare];
+#pragma GCC unroll 16
+      for (int row = 0; row < kSquare; ++row) b[row] = hn::LoadU(d, rows + row * stride + j);
+      transpose_square(d, b);
+      float* at = strip + j * W + lane;
+#pragma GCC unroll 16
+      for (int i = 0; i < kSquare; ++i) {
+        hn::Store(hn::Add(hn::Load(d, at + i * W), b[i]), d, at + i * W);
+      }
+    }
     for (; j + 4 <= n; j += 4) {
       const Fours<VF> b = load_columns(d, rows + j, stride);
       float* at = strip + j * W + lane;

@@ -68,6 +68,18 @@ inline HWY_NOINLINE void add_bias_gradient(const TileGradients& g, int64_t first
     float* rows = to + done * g.dbias_query_stride + keys.begin;
     const float* from = ds + done;
     int64_t u = 0;
+    constexpr int kSquare = static_cast<int>(hn::MaxLanes(DF()));
+    for (; u + L <= keys.count; u += L) {
+      VF x[kSquare];
+#pragma GCC unroll 16
+      for (int i = 0; i < kSquare; ++i) x[i] = hn::Load(d, from + (u + i) * W);
+      transpose_square(d, x);
+#pragma GCC unroll 16
+      for (int i = 0; i < kSquare; ++i) {
+        float* at = rows + i * g.dbias_query_stride + u;
+        hn::StoreU(hn::Add(hn::LoadU(d, at), x[i]), d, at);
+      }
+    }
     for (; u + 4 <= keys.count; u += 4) {
       const Fours<VF> x{hn::Load(d, from + u * W), hn::Load(d, from + (u + 1) * W),
                         hn::Load(d, from + (u + 2) * W), hn::Load(d, from + (u + 3) * W)};
