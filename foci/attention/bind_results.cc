@@ -255,6 +255,7 @@ AttentionOutputs Bound::forward() const {
 
 void Bound::forward(AttentionOutputs& outputs) const {
   AttentionOutputs out = outputs;  // stays as it was if a check fails
+  out.skipped_pairs = 0;
   prepare_outputs(state_->problem, out);
   state_->plan->picked->forward(state_->problem, out);
   outputs = out;

@@ -2,6 +2,7 @@
 #include "foci/attention/fused.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "foci/core/threads.h"
@@ -75,6 +76,7 @@ class Forward {
       }
     });
     if (coverage_) add_coverage();
+    out_.skipped_pairs = skipped_pairs_;
   }
 
  private:
@@ -137,7 +139,10 @@ class Forward {
       fused::make_strip(p_, operands_, s, unit.head, first, count, strips[0]);
       kernels::StripOutputs o = outputs_at(p_, out_, s, unit.head, first);
       o.coverage = coverage_ ? partial_.data<float>() + partial_at_[u] : nullptr;
+      int64_t skipped = 0;
+      o.skipped_pairs = operands_.boxes.defined() ? &skipped : nullptr;
       kernels_.forward(map_, strips[0], o, scratch);
+      skipped_pairs_ += skipped;
       number_keys(s, o, count);
     }
   }
@@ -191,6 +196,7 @@ class Forward {
   std::vector<int64_t> tasks_ = {0};  // first unit of each task
   int64_t partial_size_ = 0, most_keys_ = 0;
   Tensor partial_;
+  std::atomic<int64_t> skipped_pairs_ = 0;
 };
 
 }  // namespace

@@ -110,10 +110,14 @@ struct Operands {
   bool bias_masks = false;                            // the bias tensor holds a −inf
   std::vector<int32_t> query_position, key_position;  // [B,N], [B,M], for ALiBi and relative 1-D
   std::vector<int32_t> query_cell, key_cell;          // [B,N], [M], for relative 2-D
+  Tensor boxes;  // [B,Hk,⌈M/kBoxKeys⌉,2,D] around blocks of keys, for top-k where it pays
 };
 // `dy` may be undefined. `narrow`: forward only, and few queries go through forward_narrow, which
 // steps over masked entries in any case: K and V need not be looked through for them.
 Operands operands_of(const Problem& problem, const Tensor& dy = {}, bool narrow = false);
+// Why top-k scores every key of this spec and shape; nullopt where boxes may leave keys out, or
+// where the normaliser is another.
+std::optional<std::string> top_k_scores_all(const AttentionSpec& spec, const AttentionShape& shape);
 // Whether forward_narrow takes this spec where queries are few.
 bool serves_narrow(const AttentionSpec& spec);
 

@@ -141,6 +141,13 @@ void make_strip(const Problem& p, const Operands& o, const Sequence& s, int64_t 
   strip.v =
       o.v.data<float>() + b * o.v.stride(0) + hk * o.v.stride(1) + s.key_begin * o.v.stride(2);
   strip.v_stride = o.v.stride(2);
+  strip.boxes = nullptr;
+  strip.box_skew = 0;
+  if (o.boxes.defined()) {
+    strip.boxes = o.boxes.data<float>() + b * o.boxes.stride(0) + hk * o.boxes.stride(1) +
+                  s.key_begin / kernels::kBoxKeys * o.boxes.stride(2);
+    strip.box_skew = s.key_begin % kernels::kBoxKeys;
+  }
   kernels::LaneMask& mask = strip.mask;
   mask = {};
   mask.lanes = static_cast<int>(count);

@@ -54,6 +54,7 @@ void fused_forward(const Problem& p, AttentionOutputs& out) {
   wide.y = like(out.y);
   fused::forward_f32(widened(p), wide);
   out.y.copy_from(wide.y);
+  out.skipped_pairs = wide.skipped_pairs;
 }
 
 void fused_backward(const Problem& p, const AttentionOutputs& saved, const AttentionUpstream& up,

@@ -77,6 +77,30 @@ Tensor exponentials(const kernels::AttentionKernels& kernels, const Tensor& t,
   return to;
 }
 
+Tensor boxes_of(const kernels::AttentionKernels& kernels, const Tensor& k) {
+  const int64_t heads = k.dim(1), rows = k.dim(2), depth = k.dim(3);
+  const int64_t blocks = (rows + kernels::kBoxKeys - 1) / kernels::kBoxKeys;
+  const Tensor boxes = Tensor::empty({k.dim(0), heads, blocks, 2, depth});
+  constexpr int64_t kStep = 16;  // blocks a task
+  const int64_t steps = (blocks + kStep - 1) / kStep;
+  parallel_for(k.dim(0) * heads * steps, [&](int64_t task) {
+    const int64_t b = task / steps / heads, h = task / steps % heads;
+    const float* from = k.data<float>() + b * k.stride(0) + h * k.stride(1);
+    float* to = boxes.data<float>() + task / steps * blocks * 2 * depth;
+    const int64_t begin = task % steps * kStep, end = std::min(begin + kStep, blocks);
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kernels::kBoxKeys;
+      kernels.box(from + first * k.stride(2), k.stride(2),
+                  std::min(kernels::kBoxKeys, rows - first), depth, to + block * 2 * depth);
+    }
+  });
+  return boxes;
+}
+
+// Queries of a head of keys that repay reading K once more, and keys that are worth leaving out.
+constexpr int64_t kBoxQueries = 128;
+constexpr int64_t kBoxedKeys = 4 * kernels::kBoxKeys;
+
 struct BiasFinds {
   bool masks = false;   // −inf
   bool beyond = false;  // NaN, +inf
@@ -153,6 +177,24 @@ constexpr float kLargestFactor = 1e6f;
 
 }  // namespace
 
+std::optional<std::string> top_k_scores_all(const AttentionSpec& spec, const AttentionShape& s) {
+  const auto* top = std::get_if<TopK>(&spec.normalizer);
+  if (top == nullptr) return std::nullopt;
+  if (!std::holds_alternative<Dot>(spec.score) && !std::holds_alternative<Cosine>(spec.score)) {
+    return "bounds are for dot and cosine scores";
+  }
+  if (!spec.biases.empty()) return "bounds do not know of biases";
+  if (s.M < kBoxedKeys) return fmt::format("there are fewer than {} keys", kBoxedKeys);
+  if (s.M / 2 <= top->k) return "k is half the keys or more";
+  if (s.N * (s.H / s.Hk) < kBoxQueries) {
+    return fmt::format("fewer than {} queries share a key", kBoxQueries);
+  }
+  if (s.D < 1 || s.D > kernels::kDeepestBox) {
+    return fmt::format("bounds are for heads of 1 to {} numbers", kernels::kDeepestBox);
+  }
+  return std::nullopt;
+}
+
 bool serves_narrow(const AttentionSpec& spec) {
   return std::holds_alternative<Softmax>(spec.normalizer) &&
          (std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score));
@@ -209,6 +251,10 @@ Operands operands_of(const Problem& p, const Tensor& dy, bool narrow) {
   o.query_position = in_32_bits(p.positions.q);
   o.key_position = in_32_bits(p.positions.k);
   if (const auto* grid = find_bias<Relative2D>(p.spec)) number_cells(p, *grid, o);
+  if (std::holds_alternative<TopK>(p.spec.normalizer) && !o.careful && p.shape.B > 0 &&
+      !top_k_scores_all(p.spec, p.shape)) {
+    o.boxes = boxes_of(kernels, o.k);
+  }
   return o;
 }
 

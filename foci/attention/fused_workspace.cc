@@ -103,6 +103,10 @@ class Workspace {
     }
     if (positioned()) n += (queries_ + keys_) * sizeof(int32_t);
     if (find_bias<Relative2D>(spec_)) n += (queries_ + product({s_.M})) * sizeof(int32_t);
+    if (std::holds_alternative<TopK>(spec_.normalizer) && !fused::top_k_scores_all(spec_, s_)) {
+      const int64_t blocks = (s_.M + kernels::kBoxKeys - 1) / kernels::kBoxKeys;
+      n += floats(product({s_.B, s_.Hk, blocks, 2, s_.D}));
+    }
     return n;
   }
 

@@ -156,6 +156,15 @@ Plan Plan::make(const AttentionSpec& spec, const AttentionShape& shape,
   state->explanation = fmt::format("{}{} on SIMD target {}{}", state->picked->name,
                                    options.implementation ? " (asked for)" : "",
                                    foci::name_of(state->target), refusals);
+  if (state->picked->id == Implementation::fused && std::holds_alternative<TopK>(spec.normalizer)) {
+    const auto all = fused::top_k_scores_all(spec, shape);
+    state->explanation +=
+        all ? fmt::format("; top-k scores every key: {}", *all)
+            : fmt::format(
+                  "; top-k leaves blocks of {} keys out by bounds on their scores, where "
+                  "keys lie in clusters",
+                  kernels::kBoxKeys);
+  }
   Plan plan;
   plan.state_ = std::move(state);
   return plan;

@@ -49,7 +49,8 @@ class FOCI_API Plan {
   static Plan make(const AttentionSpec& spec, const AttentionShape& shape,
                    const PlanOptions& options = {});
 
-  // Which implementation was picked, on which SIMD target, and why the ones before it were refused.
+  // Which implementation was picked, on which SIMD target, and why the ones before it were refused;
+  // for top-k also whether bounds may spare scores, or why not.
   std::string explain() const;
   Implementation implementation() const;
   SimdTarget target() const;

@@ -91,6 +91,7 @@ const AttentionKernels* attention_table() {
                                       any_beyond,
                                       exponentials,
                                       add_rows,
+                                      box_rows,
                                       widen_run};
   return &table;
 }

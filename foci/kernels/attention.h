@@ -25,6 +25,9 @@ inline constexpr int64_t kKeyBlock = 528;
 // Backward holds two strips (weights and score gradients) for each of up to kMaxStrips.
 inline constexpr int64_t kBackwardBlock = 144;
 inline constexpr int kMaxStrips = 3;
+// Neighbouring keys that share a box (boxes-inl.h), and the deepest keys that may have one.
+inline constexpr int64_t kBoxKeys = 64;
+inline constexpr int64_t kDeepestBox = 8192;
 // Queries that forward_narrow takes at once.
 inline constexpr int kNarrowRows = 8;
 
@@ -138,6 +141,11 @@ struct Strip {
   int64_t k_stride = 0;
   const float* v = nullptr;
   int64_t v_stride = 0;
+  // Boxes around blocks of kBoxKeys keys (middle [D], half-width [D]), from the one that holds the
+  // sequence's first key on, of which `box_skew` keys lie before that key. Top-k leaves blocks out
+  // by them, without a change to any bit of its results. Null: there are none.
+  const float* boxes = nullptr;
+  int64_t box_skew = 0;
   // Something in Q, K, V (or dY) or the biases is NaN or infinite, or products may be, so that 0 ·
   // x is not 0: masked entries must be stepped over instead of multiplied by zero.
   bool careful = false;
@@ -153,6 +161,9 @@ struct StripOutputs {
   int64_t* max_key = nullptr;
   float* support = nullptr;
   float* coverage = nullptr;  // [keys of the sequence], added to
+  // Of the whole strip: pairs that the masks (but for drop_key) let through, whose score was not
+  // computed.
+  int64_t* skipped_pairs = nullptr;
 };
 
 // One query of a strip, and its places in the outputs.
@@ -254,6 +265,8 @@ struct AttentionKernels {
   // to [rows, depth] = or += from.
   void (*add_rows)(int64_t rows, int64_t depth, const float* from, int64_t from_stride, float* to,
                    int64_t to_stride, bool accumulate);
+  // box [2D]: the box of `count` ≥ 1 rows of D ≤ kDeepestBox numbers, none beyond kProductLimit.
+  void (*box)(const float* rows, int64_t stride, int64_t count, int64_t D, float* box);
   // n float16 or bfloat16 numbers as floats.
   void (*widen)(DType, const uint16_t* from, int64_t n, float* to);
 };

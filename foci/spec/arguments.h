@@ -34,6 +34,10 @@ struct AttentionOutputs {
   Tensor max_key{};     // [B,H,N] int64
   Tensor support{};     // [B,H,N]
   Tensor coverage{};    // [B,H,M]
+  // Of the pairs (batch, head, query, key) that the masks let through (Bound::visible_pairs), those
+  // whose score forward did not compute, because a bound showed that top-k would not choose the
+  // key. What the other outputs hold does not depend on it. 0 under other normalisers.
+  int64_t skipped_pairs = 0;
 };
 
 // Gradients that arrive from above. Undefined ones are zero.

@@ -24,6 +24,7 @@ struct SolveScratch {
   // Top-k alone.
   float* block;  // [kKeyBlock][W] scores
   TopKBuffer buffer;
+  TopKBlocks blocks;
 };
 
 // Rows of the compact strip at most.
@@ -44,6 +45,11 @@ inline void take_solve_scratch(const RowMap& map, int64_t keys, Carver& mem, Spa
   scratch.buffer.slots = top_k_slots(map.k, keys);
   scratch.buffer.score = mem.take<float>(scratch.buffer.slots * W);
   scratch.buffer.key = mem.take<int32_t>(scratch.buffer.slots * W);
+  const int64_t blocks = most_blocks(keys);
+  scratch.blocks.bound = mem.take<float>(blocks * W);
+  scratch.blocks.centre = mem.take<float>(blocks * W);
+  scratch.blocks.place = mem.take<int32_t>(blocks);
+  scratch.blocks.runs = mem.take<int32_t>(2 * blocks);
 }
 
 inline size_t solve_scratch_bytes(const RowMap& map, int64_t keys) {
@@ -53,7 +59,9 @@ inline size_t solve_scratch_bytes(const RowMap& map, int64_t keys) {
                        Carver::bytes<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
   if (map.kind != RowNormalizer::top_k) return bytes;
   return bytes + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * W) +
-         2 * Carver::bytes<float>(top_k_slots(map.k, keys) * W);
+         2 * Carver::bytes<float>(top_k_slots(map.k, keys) * W) +
+         2 * Carver::bytes<float>(most_blocks(keys) * W) +
+         Carver::bytes<int32_t>(most_blocks(keys)) + Carver::bytes<int32_t>(2 * most_blocks(keys));
 }
 
 // For forward and for weights.
@@ -93,7 +101,8 @@ inline HWY_NOINLINE void solve_rows(const RowMap& map, const Strip& s, const Key
       solve_entmax(map.alpha, row_stat, s.mask.lanes, p);
       break;
     case RowNormalizer::top_k:
-      solve_top_k(s, span, panel, scratch.bits, scratch.block, scratch.buffer, p);
+      solve_top_k(s, span, panel, most_weights(map, span.end - span.begin), scratch.bits,
+                  scratch.block, scratch.buffer, scratch.blocks, p);
       break;
     case RowNormalizer::softmax:
       break;
@@ -160,7 +169,11 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
 
   p.wants_key = o.max_key != nullptr;
+  scratch.blocks.counts_skipped = o.skipped_pairs != nullptr;
   solve_rows(map, s, span, panel, scratch, p);
+  if (o.skipped_pairs != nullptr) {
+    *o.skipped_pairs = map.kind == RowNormalizer::top_k ? scratch.blocks.skipped : 0;
+  }
   HWY_ALIGN float factor[kMaxLanes] = {};
   HWY_ALIGN float entropy[kMaxLanes];
   const float empty = map.kind == RowNormalizer::top_k ? -kInf : kInf;

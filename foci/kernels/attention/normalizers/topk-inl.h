@@ -5,6 +5,8 @@
 // lane keeps a buffer of about 4k of its best (score, key): a score below the k-th best of an
 // earlier selection is passed over, and full buffers are cut back to their k best. Either way a
 // lane chooses the same keys, and its own scores alone say which.
+//
+// Where keys lie in clusters, bounds leave most blocks of keys out (topk_blocks-inl.h).
 #if defined(FOCI_KERNELS_TOPK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOCI_KERNELS_TOPK_INL_H_
 #undef FOCI_KERNELS_TOPK_INL_H_
@@ -16,7 +18,7 @@
 #include <cstring>
 #include <limits>
 
-#include "foci/kernels/attention/normalizers/sparse-inl.h"
+#include "foci/kernels/attention/normalizers/topk_blocks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -35,7 +37,9 @@ inline int64_t top_k_slots(int64_t k, int64_t keys) {
 inline int64_t top_k_rows(int64_t k, int64_t keys) {
   static_assert(kMaxLanes <= kWholeKeys, "the lanes of a strip choose up to k keys each");
   if (top_k_whole(k, keys)) return keys;
-  return HWY_MIN(keys, HWY_MAX(kKeyBlock, kWholeKeys * (k + 1)));
+  // Room for one block of keys a lane too (prune_blocks).
+  const int64_t rows = HWY_MAX(kKeyBlock, kBoxKeys * strip_width());
+  return HWY_MIN(keys, HWY_MAX(rows, kWholeKeys * (k + 1)));
 }
 
 struct TopKBuffer {
@@ -47,140 +51,37 @@ struct TopKBuffer {
   HWY_ALIGN float least[kMaxLanes];  // only scores ≥ this can still be chosen
 };
 
-// Integers in the order of the floats. −0 stands just below +0.
-HWY_INLINE int32_t ordered(float x) {
-  int32_t i;
-  std::memcpy(&i, &x, sizeof(i));
-  return i ^ ((i >> 31) & 0x7FFFFFFF);
-}
-HWY_INLINE float from_ordered(int32_t i) {
-  i ^= (i >> 31) & 0x7FFFFFFF;
-  float x;
-  std::memcpy(&x, &i, sizeof(x));
-  return x;
-}
-
-template <class Mask>
-HWY_INLINE VI count_if(VI n, const Mask& mask) {
-  const DI di;
-  return hn::Sub(n, hn::VecFromMask(di, hn::RebindMask(di, mask)));
-}
-
-// For one vector of lanes: `least[lane]` such that a row's choice is every score above it and the
-// first `ties[lane]` equal to it. Rows of −inf are not there; lanes with no more than k others
-// choose them all. No score is −0.
-inline HWY_NOINLINE void find_least(int64_t rows, int64_t k, const float* score, float* least,
-                                    int32_t* ties) {
-  const DF d;
-  const DI di;
-  const int64_t L = lanes();
-  const int64_t W = strip_width();
-  const VF inf = hn::Set(d, kInf), minus_inf = hn::Set(d, -kInf);
-  VF bottom = inf, top = minus_inf;
-  VI n = hn::Zero(di);
-  for (int64_t r = 0; r < rows; ++r) {
-    const VF s = hn::Load(d, score + r * W);
-    const hn::Mask<DF> there = hn::Gt(s, minus_inf);
-    bottom = hn::IfThenElse(hn::And(there, hn::Lt(s, bottom)), s, bottom);
-    top = hn::IfThenElse(hn::Gt(s, top), s, top);
-    n = count_if(n, there);
-  }
-  // At least k scores reach `low`, fewer than k lie above `high`.
-  HWY_ALIGN float low[kMaxLanes];
-  HWY_ALIGN float high[kMaxLanes];
-  HWY_ALIGN float middle[kMaxLanes];
-  HWY_ALIGN int32_t count[kMaxLanes];
-  hn::Store(bottom, d, low);
-  hn::Store(top, d, high);
-  hn::Store(n, di, count);
-  for (int64_t lane = 0; lane < L; ++lane) {
-    if (count[lane] <= k) low[lane] = high[lane] = -kInf;
-  }
-  for (int step = 0;; ++step) {
-    bool open = false;
-    for (int64_t lane = 0; lane < L; ++lane) {
-      const int32_t l = ordered(low[lane]), h = ordered(high[lane]);
-      // Halves what lies between as numbers, and, should that not end, as bits; rounded up.
-      const float mean = low[lane] + (high[lane] - low[lane]) * 0.5f;
-      const bool numbers = step < 20 && mean > low[lane] && mean < high[lane];
-      middle[lane] = numbers ? mean : from_ordered((l | h) - ((l ^ h) >> 1));
-      open = open || l < h;
+// After prune_blocks into the keys' own places: scores the other blocks that may be needed.
+// Returns the number of runs of scored rows.
+inline HWY_NOINLINE int64_t score_needed(const Strip& s, const KeySpan& span, const float* panel,
+                                         uint32_t* bits, TopKBlocks& blocks, SparseStrip& p,
+                                         TopKBlock& read) {
+  int64_t runs = 0;
+  for (int64_t b = 0; b < blocks.count; ++b) {
+    const int64_t lo = blocks.begin(span, b), hi = blocks.end(span, b);
+    const int64_t at = lo - span.begin;
+    if (blocks.place[b] < 0) {
+      if (!may_reach(blocks, b, blocks.least)) {
+        skip_keys(s.mask, lo, hi, bits, blocks);
+        continue;
+      }
+      score_block(s, span, lo, hi, panel, bits, p.weights + at * strip_width(), read);
     }
-    if (!open) break;
-    const VF m = hn::Load(d, middle);
-    n = hn::Zero(di);
-    for (int64_t r = 0; r < rows; ++r) n = count_if(n, hn::Ge(hn::Load(d, score + r * W), m));
-    hn::Store(n, di, count);
-    for (int64_t lane = 0; lane < L; ++lane) {
-      if (ordered(low[lane]) >= ordered(high[lane])) continue;
-      if (count[lane] >= k) low[lane] = middle[lane];
-      if (count[lane] == k) high[lane] = middle[lane];
-      if (count[lane] < k) high[lane] = from_ordered(ordered(middle[lane]) - 1);
+    if (runs > 0 && blocks.runs[2 * runs - 1] == at) {
+      blocks.runs[2 * runs - 1] = static_cast<int32_t>(hi - span.begin);
+      continue;
     }
+    blocks.runs[2 * runs] = static_cast<int32_t>(at);
+    blocks.runs[2 * runs + 1] = static_cast<int32_t>(hi - span.begin);
+    ++runs;
   }
-  const VF l = hn::Load(d, low);
-  n = hn::Zero(di);
-  for (int64_t r = 0; r < rows; ++r) n = count_if(n, hn::Gt(hn::Load(d, score + r * W), l));
-  hn::Store(n, di, count);
-  for (int64_t lane = 0; lane < L; ++lane) {
-    least[lane] = low[lane];
-    ties[lane] = low[lane] == -kInf ? 0 : static_cast<int32_t>(k - count[lane]);
-  }
-}
-
-// Scores of a block as top-k reads them: −0 becomes +0; and a score of −inf of a key that is seen
-// (infinite inputs can do that) becomes the lowest finite one, so that it may be chosen, where
-// there are fewer than k others, and take part with weight 0. Maxima and NaN are taken of the
-// scores as they were.
-struct TopKBlock {
-  VF max0, max1;
-  hn::Mask<DF> nan0, nan1;
-};
-inline HWY_NOINLINE void read_block(const Strip& s, int64_t count, const uint32_t* bits,
-                                    float* strip, TopKBlock& b) {
-  const DF d;
-  const int64_t L = lanes();
-  const int64_t W = strip_width();
-  const VF zero = hn::Zero(d), minus_inf = hn::Set(d, -kInf);
-  const VF lowest = hn::Set(d, std::numeric_limits<float>::lowest());
-  for (int64_t j = 0; j < count; ++j) {
-    VF s0 = hn::Add(hn::Load(d, strip + j * W), zero);
-    VF s1 = hn::Add(hn::Load(d, strip + j * W + L), zero);
-    b.nan0 = hn::Or(b.nan0, is_nan(s0));
-    b.nan1 = hn::Or(b.nan1, is_nan(s1));
-    b.max0 = max_of_scores(s0, b.max0);
-    b.max1 = max_of_scores(s1, b.max1);
-    if (s.careful) {
-      s0 = hn::IfThenElse(hn::And(hn::Eq(s0, minus_inf), lane_mask(bits[j], 0)), lowest, s0);
-      s1 = hn::IfThenElse(hn::And(hn::Eq(s1, minus_inf), lane_mask(bits[j], 1)), lowest, s1);
-    }
-    hn::Store(s0, d, strip + j * W);
-    hn::Store(s1, d, strip + j * W + L);
-  }
-}
-
-inline void begin_blocks(const SparseStrip& p, TopKBlock& b) {
-  const DF d;
-  b.max0 = hn::Load(d, p.max);
-  b.max1 = hn::Load(d, p.max + lanes());
-  b.nan0 = b.nan1 = is_nan(hn::Zero(d));  // none
-}
-
-// Lanes that a NaN or an infinite largest score breaks choose nothing; lanes without a query
-// neither.
-inline void end_blocks(const Strip& s, const TopKBlock& b, SparseStrip& p) {
-  const DF d;
-  hn::Store(b.max0, d, p.max);
-  hn::Store(b.max1, d, p.max + lanes());
-  p.broken = bits_of(b.nan0, b.nan1);
-  for (int lane = 0; lane < s.mask.lanes; ++lane) {
-    if (std::isinf(p.max[lane])) p.broken |= 1u << lane;
-  }
+  return runs;
 }
 
 // A row scored whole: the strip holds the scores of the chosen keys, −inf elsewhere.
 inline HWY_NOINLINE void choose_whole(const Strip& s, const KeySpan& span, const float* panel,
-                                      int64_t k, uint32_t* bits, SparseStrip& p) {
+                                      int64_t k, uint32_t* bits, TopKBlocks& blocks,
+                                      SparseStrip& p) {
   const DF d;
   const DI di;
   const int64_t L = lanes();
@@ -188,18 +89,21 @@ inline HWY_NOINLINE void choose_whole(const Strip& s, const KeySpan& span, const
   const int64_t keys = span.end - span.begin;
   TopKBlock b;
   begin_blocks(p, b);
-  for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
-    const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
-    float* part = p.weights + (lo - span.begin) * W;
-    score_keys(s, span, lo, hi, panel, bits, part);
-    read_block(s, hi - lo, bits, part, b);
+  RowRuns rows{blocks.runs, 1};
+  if (prune_blocks(s, span, panel, k, keys, bits, blocks, p, b)) {
+    rows.count = score_needed(s, span, panel, bits, blocks, p, b);
+  } else {
+    blocks.runs[0] = 0;
+    blocks.runs[1] = static_cast<int32_t>(keys);
+    for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
+      const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
+      score_block(s, span, lo, hi, panel, bits, p.weights + (lo - span.begin) * W, b);
+    }
   }
   end_blocks(s, b, p);
   HWY_ALIGN float least[kMaxLanes];
   HWY_ALIGN int32_t ties[kMaxLanes];
-  for (int v = 0; v < kVectors; ++v) {
-    find_least(keys, k, p.weights + v * L, least + v * L, ties + v * L);
-  }
+  find_least(rows, k, p.weights, least, ties);
   for (int lane = 0; lane < W; ++lane) {
     if (lane < s.mask.lanes && !(p.broken >> lane & 1u)) continue;
     least[lane] = kInf;
@@ -210,7 +114,7 @@ inline HWY_NOINLINE void choose_whole(const Strip& s, const KeySpan& span, const
   VI left0 = hn::Load(di, ties), left1 = hn::Load(di, ties + L);
   VI n0 = hn::Zero(di), n1 = n0;
   p.count = 0;
-  for (int64_t j = 0; j < keys; ++j) {
+  each_row(rows, [&](int64_t j) HWY_ATTR {
     const VF s0 = hn::Load(d, p.weights + j * W), s1 = hn::Load(d, p.weights + j * W + L);
     const hn::Mask<DF> more0 = hn::RebindMask(d, hn::Gt(left0, hn::Zero(di)));
     const hn::Mask<DF> more1 = hn::RebindMask(d, hn::Gt(left1, hn::Zero(di)));
@@ -226,14 +130,13 @@ inline HWY_NOINLINE void choose_whole(const Strip& s, const KeySpan& span, const
     hn::Store(hn::IfThenElse(in1, s1, minus_inf), d, p.weights + p.count * W + L);
     p.index[p.count] = static_cast<int32_t>(span.begin + j);
     p.count += hn::AllFalse(d, in0) && hn::AllFalse(d, in1) ? 0 : 1;
-  }
+  });
   hn::Store(hn::ConvertTo(d, n0), d, p.support);
   hn::Store(hn::ConvertTo(d, n1), d, p.support + L);
 }
 
 // Cuts every lane that holds more than k back to its k best.
 inline HWY_NOINLINE void select_top_k(TopKBuffer& b) {
-  const int64_t L = lanes();
   const int64_t W = strip_width();
   int64_t rows = 0;
   for (int64_t lane = 0; lane < W; ++lane) rows = HWY_MAX(rows, int64_t{b.filled[lane]});
@@ -243,9 +146,8 @@ inline HWY_NOINLINE void select_top_k(TopKBuffer& b) {
   }
   HWY_ALIGN float theta[kMaxLanes];
   HWY_ALIGN int32_t ties[kMaxLanes];
-  for (int v = 0; v < kVectors; ++v) {
-    find_least(rows, b.k, b.score + v * L, theta + v * L, ties + v * L);
-  }
+  const int32_t every[2] = {0, static_cast<int32_t>(rows)};
+  find_least({every, 1}, b.k, b.score, theta, ties);
   for (int64_t lane = 0; lane < W; ++lane) {
     if (b.filled[lane] <= b.k) continue;
     int32_t left = ties[lane];
@@ -268,9 +170,40 @@ inline HWY_NOINLINE void select_top_k(TopKBuffer& b) {
   }
 }
 
-// Fills the buffers with each lane's k best.
+// The next keys that fill_buffer reads, from span.begin on in ascending order.
+struct NextKeys {
+  int64_t lo, hi;
+  const float* scores;
+};
+// Scores keys from `at` on, or finds them scored; lo == hi: there are no more.
+inline HWY_NOINLINE NextKeys next_keys(const Strip& s, const KeySpan& span, const float* panel,
+                                       int64_t at, bool pruned, const float* least, uint32_t* bits,
+                                       float* block, TopKBlocks& blocks, const SparseStrip& p,
+                                       TopKBlock& read) {
+  int64_t hi = HWY_MIN(at + kKeyBlock, span.end);
+  if (pruned && at < hi) {
+    int64_t b = (at - blocks.begin0) / kBoxKeys;
+    for (; b < blocks.count && blocks.place[b] < 0 && !may_reach(blocks, b, least); ++b) {
+      skip_keys(s.mask, blocks.begin(span, b), blocks.end(span, b), bits, blocks);
+    }
+    if (b == blocks.count) return {span.end, span.end, nullptr};
+    at = blocks.begin(span, b);
+    hi = blocks.end(span, b);
+    if (blocks.place[b] >= 0) return {at, hi, p.weights + blocks.place[b] * strip_width()};
+    for (++b; b < blocks.count && blocks.place[b] < 0 && may_reach(blocks, b, least) &&
+              blocks.end(span, b) - at <= kKeyBlock;
+         ++b) {
+      hi = blocks.end(span, b);
+    }
+  }
+  if (at < hi) score_block(s, span, at, hi, panel, bits, block, read);
+  return {at, hi, block};
+}
+
+// Fills the buffers with each lane's k best. The strip of weights is room for `rows` rows.
 inline HWY_NOINLINE void fill_buffer(const Strip& s, const KeySpan& span, const float* panel,
-                                     uint32_t* bits, float* block, TopKBuffer& b, SparseStrip& p) {
+                                     int64_t rows, uint32_t* bits, float* block, TopKBuffer& b,
+                                     TopKBlocks& blocks, SparseStrip& p) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -283,14 +216,20 @@ inline HWY_NOINLINE void fill_buffer(const Strip& s, const KeySpan& span, const 
   int64_t most = 0;  // at least every `filled`
   TopKBlock read;
   begin_blocks(p, read);
-  for (int64_t lo = span.begin; lo < span.end; lo += kKeyBlock) {
-    const int64_t hi = HWY_MIN(lo + kKeyBlock, span.end);
-    score_keys(s, span, lo, hi, panel, bits, block);
-    read_block(s, hi - lo, bits, block, read);
+  const bool pruned = prune_blocks(s, span, panel, b.k, rows, bits, blocks, p, read);
+  if (pruned) {
+    for (int lane = 0; lane < s.mask.lanes; ++lane) b.least[lane] = blocks.least[lane];
+  }
+  NextKeys keys{span.begin, span.begin, nullptr};
+  for (;;) {
+    keys = next_keys(s, span, panel, keys.hi, pruned, b.least, bits, block, blocks, p, read);
+    if (keys.lo == keys.hi) break;
+    const int64_t lo = keys.lo, hi = keys.hi;
+    const float* scores = keys.scores;
     VF least0 = hn::Load(d, b.least), least1 = hn::Load(d, b.least + L);
     for (int64_t j = 0; j < hi - lo; ++j) {
-      const hn::Mask<DF> in0 = hn::Ge(hn::Load(d, block + j * W), least0);
-      const hn::Mask<DF> in1 = hn::Ge(hn::Load(d, block + j * W + L), least1);
+      const hn::Mask<DF> in0 = hn::Ge(hn::Load(d, scores + j * W), least0);
+      const hn::Mask<DF> in1 = hn::Ge(hn::Load(d, scores + j * W + L), least1);
       if (hn::AllFalse(d, in0) && hn::AllFalse(d, in1)) continue;
       if (most == b.slots) {
         select_top_k(b);
@@ -302,7 +241,7 @@ inline HWY_NOINLINE void fill_buffer(const Strip& s, const KeySpan& span, const 
       for (uint32_t left = bits_of(in0, in1); left != 0; left &= left - 1) {
         const int lane = __builtin_ctz(left);
         const int64_t slot = b.filled[lane]++ * W + lane;
-        b.score[slot] = block[j * W + lane];
+        b.score[slot] = scores[j * W + lane];
         b.key[slot] = static_cast<int32_t>(lo + j);
       }
       ++most;
@@ -380,13 +319,16 @@ inline HWY_NOINLINE void weigh_chosen(SparseStrip& p) {
   }
 }
 
-inline void solve_top_k(const Strip& s, const KeySpan& span, const float* panel, uint32_t* bits,
-                        float* block, TopKBuffer& b, SparseStrip& p) {
+// `rows`: of the strip of weights, top_k_rows.
+inline void solve_top_k(const Strip& s, const KeySpan& span, const float* panel, int64_t rows,
+                        uint32_t* bits, float* block, TopKBuffer& b, TopKBlocks& blocks,
+                        SparseStrip& p) {
   begin_rows(s, p);
+  blocks.skipped = 0;
   if (top_k_whole(b.k, span.end - span.begin)) {
-    choose_whole(s, span, panel, b.k, bits, p);
+    choose_whole(s, span, panel, b.k, bits, blocks, p);
   } else {
-    fill_buffer(s, span, panel, bits, block, b, p);
+    fill_buffer(s, span, panel, rows, bits, block, b, blocks, p);
     merge_buffer(span, b, bits, p);
   }
   weigh_chosen(p);
