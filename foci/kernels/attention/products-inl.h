@@ -251,6 +251,8 @@ HWY_INLINE void scatter_rows(const StripSet& set, int64_t offset, const float* H
     const float* HWY_RESTRICT strip = set.strip[t] + offset;
     const float* HWY_RESTRICT weights = set.weights[t] + offset;
     const int64_t queries = t + 1 < set.count ? W : set.last_lanes;
+    // Unrolled, tiles of few rows would spill.
+#pragma GCC unroll 1
     for (int64_t lane = 0; lane < queries; ++lane, x += x_stride) {
       VF b[C];
 #pragma GCC unroll 4
