@@ -27,6 +27,8 @@ class BenchTrain : public Verb {
     for (const std::string& name : measure::training_workloads()) known += ", " + name;
     app.add_option("--workload", workload_, "Which model: " + known)->type_name("NAME");
     app.add_flag("--profile", profile_, "Time by operator too, and its share of the peak");
+    app.add_flag("--checkpoint-layers", checkpoint_layers_,
+                 "Layers are computed again on the way back instead of kept");
     app.add_option("--seconds", seconds_, "How long to measure each; five steps are the least")
         ->check(check_number)
         ->type_name("X");
@@ -46,6 +48,7 @@ class BenchTrain : public Verb {
     for (const std::string& name : names) {
       try {
         workloads.push_back(measure::training_workload(name));
+        workloads.back().checkpoint_layers = checkpoint_layers_;
       } catch (const ArgumentError& e) {
         throw UsageError(fmt::format("--{}", e.what()));
       }
@@ -126,6 +129,7 @@ class BenchTrain : public Verb {
             {"width", w.width},
             {"layers", w.layers},
             {"heads", w.heads},
+            {"checkpoint_layers", w.checkpoint_layers},
             {"parameters", r.parameters},
             {"tokens", w.tokens()},
             {"flops", r.flops},
@@ -148,7 +152,7 @@ class BenchTrain : public Verb {
   Common common_;
   std::string workload_ = "vit-demo";
   double seconds_ = 5;
-  bool profile_ = false;
+  bool profile_ = false, checkpoint_layers_ = false;
 };
 
 }  // namespace

@@ -187,6 +187,7 @@ struct TrainingJob::State {
       for (int64_t i = 0; i < workload.batch; ++i) labels.push_back(rng.below(workload.classes));
     }
     model->reset(seed);
+    (lm ? lm->encoder : vit->encoder).checkpoint = workload.checkpoint_layers;
     parameters = std::make_unique<nn::FlatParameters>(model->parameters());
     optimiser = std::make_unique<nn::AdamW>(*parameters,
                                             nn::AdamWConfig{.beta1 = workload.beta1,

@@ -41,6 +41,7 @@ struct TrainingWorkload {
 
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, adam_eps = 1e-8, weight_decay = 0.05;
   double clip = 1;
+  bool checkpoint_layers = false;  // see nn::Encoder::checkpoint
   double label_smoothing = 0;
 
   // Tokens of one step, and of each member of the batch, class tokens too.

@@ -85,6 +85,18 @@ TEST(TrainingJob, LearnsItsBatchWithTheSameBitsOnAnyThreads) {
   set_num_threads(threads);
 }
 
+TEST(TrainingJob, CheckpointsChangeNoBit) {
+  for (TrainingWorkload w : {small_pictures(), small_texts()}) {
+    std::vector<double> losses[2];
+    for (const bool checkpoint : {false, true}) {
+      w.checkpoint_layers = checkpoint;
+      TrainingJob job(w, 7);
+      for (int i = 0; i < 5; ++i) losses[checkpoint].push_back(job.step());
+    }
+    EXPECT_EQ(losses[0], losses[1]) << w.name;
+  }
+}
+
 TEST(MeasureTraining, TheProfileAddsUp) {
   const TrainingReport r =
       measure_training({.workload = small_texts(), .seconds = 0.001, .profile = true});
