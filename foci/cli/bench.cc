@@ -62,6 +62,10 @@ class BenchAttention : public Verb {
            "Batch, query heads, key/value heads, queries, keys, head size of keys, of values")
         ->type_name("B,H,Hk,N,M,D,Dv");
     app.add_option("--dtype", dtype_, "float32, float16 or bfloat16")->type_name("NAME");
+    app.add_option("--clusters", clusters_,
+                   "Queries and keys in so many clusters a head, in which top-k need not score "
+                   "every key; 0: all random")
+        ->type_name("N");
     app.add_flag("--all-gradients", all_gradients_,
                  "Those of biases, tables and scale too, beside those of q, k and v");
     app.add_option("--seconds", seconds_, "How long to measure, at most; one round is the least")
@@ -85,6 +89,10 @@ class BenchAttention : public Verb {
     if (!(seconds_ > 0)) {
       throw UsageError(fmt::format("--seconds: {} given, a number above 0 is right", seconds_));
     }
+    if (clusters_ < 0 || clusters_ > 1'000'000) {
+      throw UsageError(fmt::format("--clusters: {} given, 0 to 1000000 is right", clusters_));
+    }
+    job.clusters = clusters_;
     job.seconds = seconds_;
     job.seed = common_.seed;
     job.all_gradients = all_gradients_;
@@ -119,6 +127,11 @@ class BenchAttention : public Verb {
         fmt::format("--dtype: '{}' given, float32, float16 or bfloat16 is right", dtype_));
   }
 
+  static double skipped_share(const AttentionReport& r) {
+    if (r.visible_pairs == 0) return 0;
+    return static_cast<double>(r.skipped_pairs) / static_cast<double>(r.visible_pairs);
+  }
+
   static void print_table(const AttentionJob& job, const AttentionReport& r) {
     const AttentionShape& s = job.shape;
     fmt::print("shape      B {} H {} Hk {} N {} M {} D {} Dv {}, {}\n", s.B, s.H, s.Hk, s.N, s.M,
@@ -129,7 +142,12 @@ class BenchAttention : public Verb {
     const double share =
         r.pairs == 0 ? 0
                      : 100 * static_cast<double>(r.visible_pairs) / static_cast<double>(r.pairs);
-    fmt::print("pairs      {} of {} visible ({:.1f} %)\n\n", r.visible_pairs, r.pairs, share);
+    fmt::print("pairs      {} of {} visible ({:.1f} %)\n", r.visible_pairs, r.pairs, share);
+    if (std::holds_alternative<TopK>(job.spec.normalizer)) {
+      fmt::print("top-k      {} of the visible pairs not scored ({:.1f} %)\n", r.skipped_pairs,
+                 100 * skipped_share(r));
+    }
+    fmt::print("\n");
     fmt::print("{:<10}{:<7}{:>12}{:>10}{:>9}{:>12}{:>8}   {}\n", "pass", "by", "ms a call", "GF/s",
                "of peak", "workspace", "rounds", "plain : this (quartiles)");
     for (const AttentionRow& row : r.rows) {
@@ -163,7 +181,7 @@ class BenchAttention : public Verb {
       }
       rows.push_back(one);
     }
-    const nlohmann::ordered_json out = {
+    nlohmann::ordered_json out = {
         {"spec", nlohmann::ordered_json::parse(spec_to_json_text(job.spec))},
         {"shape",
          {{"B", s.B}, {"H", s.H}, {"Hk", s.Hk}, {"N", s.N}, {"M", s.M}, {"D", s.D}, {"Dv", s.Dv}}},
@@ -179,12 +197,18 @@ class BenchAttention : public Verb {
         {"rows", rows},
         {"left_out", r.left_out},
         {"stopped", r.stopped}};
+    if (job.clusters > 0) out["clusters"] = job.clusters;
+    if (std::holds_alternative<TopK>(job.spec.normalizer)) {
+      out["skipped_pairs"] = r.skipped_pairs;
+      out["skipped_share"] = skipped_share(r);
+    }
     std::printf("%s", json_text(out).c_str());
   }
 
   Common common_;
   std::string spec_ = "{}", shape_ = "1,8,8,1024,1024,64,64", dtype_ = "float32";
   double seconds_ = 3;
+  int64_t clusters_ = 0;
   bool all_gradients_ = false;
 };
 

@@ -52,7 +52,8 @@ AttentionReport measure_attention(const AttentionJob& job) {
   AttentionReport report;
   const Plan picked = Plan::make(job.spec, s);
   report.explanation = picked.explain();
-  const AttentionInputs in = random_inputs(job.spec, s, job.seed);
+  AttentionInputs in = random_inputs(job.spec, s, job.seed);
+  if (job.clusters > 0) cluster_rows(in, job.clusters, job.seed);
   AttentionUpstream up;
   {
     Rng rng(job.seed, 1);
@@ -72,6 +73,7 @@ AttentionReport measure_attention(const AttentionJob& job) {
     return report;
   }
   const double once = seconds_of([&] { list[0].saved = list[0].bound.forward(); });
+  report.skipped_pairs = list[0].saved.skipped_pairs;
   if (list[0].implementation == Implementation::plain) {
     report.left_out.push_back("fused: it does not serve this spec");
   } else if (once * kPlainCalls > job.seconds) {

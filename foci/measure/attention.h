@@ -17,6 +17,7 @@ struct AttentionJob {
   AttentionSpec spec;
   AttentionShape shape;
   uint64_t seed = 1;           // of inputs
+  int64_t clusters = 0;        // of queries and keys (cluster_rows); 0: they are random
   bool all_gradients = false;  // beside those of q, k and v
   double seconds = 3;          // for all measurements; one round is the least
   std::function<bool()> keep_going;
@@ -41,6 +42,7 @@ struct AttentionReport {
   std::string explanation;  // Plan::explain
   double peak_gflops = 0;   // of all threads, the best of samples taken in every round
   int64_t visible_pairs = 0, pairs = 0;
+  int64_t skipped_pairs = 0;  // AttentionOutputs::skipped_pairs of the picked implementation
   std::vector<AttentionRow> rows;
   std::vector<std::string> left_out;  // "plain: why"
   bool stopped = false;               // keep_going ended it: rows may lack
@@ -51,6 +53,11 @@ struct AttentionReport {
 // keep bits [N,M] set; a bias [N,M]; ALiBi's usual slopes.
 AttentionInputs random_inputs(const AttentionSpec& spec, const AttentionShape& shape,
                               uint64_t seed);
+
+// Rows of q and k become clusters·Hk groups of neighbours: each a tenth of itself about a normal
+// centre that the queries and keys of a group have in common, row i of n in group i·clusters/n.
+// Data on which top-k need not score every key. `clusters` ≥ 1.
+void cluster_rows(AttentionInputs& in, int64_t clusters, uint64_t seed);
 
 // Bytes of inputs, outputs, gradients and the largest workspace. Throws ArgumentError where Plan
 // refuses spec or shape.

@@ -92,6 +92,23 @@ AttentionInputs random_inputs(const AttentionSpec& spec, const AttentionShape& s
   return in;
 }
 
+void cluster_rows(AttentionInputs& in, int64_t clusters, uint64_t seed) {
+  Rng rng(seed, 2);
+  const int64_t kv_heads = in.k.dim(1), depth = in.k.dim(3);
+  const Tensor centre = normal(rng, {in.k.dim(0), kv_heads, clusters, depth});
+  for (Tensor* t : {&in.q, &in.k}) {
+    Tensor rows = t->to(DType::f32);
+    const int64_t heads = rows.dim(1), n = rows.dim(2), group = heads / kv_heads;
+    float* x = rows.data<float>();
+    for (int64_t r = 0; r < rows.dim(0) * heads * n; ++r, x += depth) {
+      const int64_t head = r / n / group;  // of all batch entries: heads come in whole groups
+      const float* c = centre.data<float>() + (head * clusters + r % n * clusters / n) * depth;
+      for (int64_t i = 0; i < depth; ++i) x[i] = c[i] + 0.1f * x[i];
+    }
+    *t = rows.to(t->dtype());
+  }
+}
+
 double bytes_needed(const AttentionJob& job) {
   const AttentionShape& s = job.shape;
   size_t workspace = 0;

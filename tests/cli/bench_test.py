@@ -41,6 +41,17 @@ class Bench(program.ProgramTest):
                       "workspace"):
             self.assertIn(words, text)
 
+    def test_clusters_spare_top_k_its_scores(self):
+        options = ["--shape", "1,1,1,256,512,8,4", "--clusters", "8", "--spec",
+                   '{"normalizer":{"kind":"topk","k":4}}']
+        r = self.bench(*options)
+        self.assertEqual(r["clusters"], 8)
+        self.assertGreater(r["skipped_pairs"], 0)
+        self.assertAlmostEqual(r["skipped_share"], r["skipped_pairs"] / r["visible_pairs"])
+        text = self.ok("bench", "attention", *SMALL, *options)
+        self.assertIn("%d of the visible pairs not scored" % r["skipped_pairs"], text)
+        self.assertNotIn("skipped_pairs", self.bench())
+
     def test_every_tensor_of_a_spec_is_drawn(self):
         for spec in ({"score": {"kind": "additive"}, "normalizer": {"kind": "topk", "k": 3}},
                      {"masks": [{"kind": "key_lengths"}, {"kind": "segments"}, {"kind": "keep"},
@@ -56,6 +67,7 @@ class Bench(program.ProgramTest):
     def test_what_cannot_be_is_one_line(self):
         for words, says in (
                 (["--shape", "1,2,3"], "--shape: '1,2,3'"),
+                (["--clusters", "-1"], "--clusters: -1"),
                 (["--shape", "1,2,1,24,32,8,4,5"], "--shape"),
                 (["--shape", "1,2,1,24,32,8,x"], "--shape"),
                 (["--shape", "1,2,1,24,32,8,"], "--shape"),

@@ -38,6 +38,25 @@ TEST(MeasureAttention, TheSeedDecidesTheInputs) {
   EXPECT_NE(first(1), first(2));
 }
 
+TEST(MeasureAttention, ClustersSpareTopKItsScores) {
+  AttentionJob job{.shape = {.B = 2, .H = 2, .Hk = 1, .N = 130, .M = 1024, .D = 16, .Dv = 4},
+                   .clusters = 16,
+                   .seconds = 1e-3};
+  EXPECT_EQ(measure_attention(job).skipped_pairs, 0);
+  job.spec.normalizer = TopK{8};
+  const AttentionReport r = measure_attention(job);
+  EXPECT_GT(r.skipped_pairs, r.visible_pairs / 4);
+  EXPECT_LT(r.skipped_pairs, r.visible_pairs);
+  // Rows of one cluster are near each other, in every batch entry and head.
+  AttentionInputs in = random_inputs(job.spec, job.shape, 1);
+  cluster_rows(in, 16, 1);
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t h = 0; h < 2; ++h) {
+      EXPECT_NEAR(in.q.at<float>(b, h, 129, 3), in.k.at<float>(b, 0, 1023, 3), 1);
+    }
+  }
+}
+
 AttentionJob small(const AttentionSpec& spec) {
   return {.spec = spec,
           .shape = {.B = 2, .H = 2, .Hk = 1, .N = 6, .M = 8, .D = 4, .Dv = 3},
