@@ -63,6 +63,36 @@ void* operator new(size_t n, std::align_val_t a) {
   if (p == nullptr) throw std::bad_alloc();
   return p;
 }
+void* operator new[](size_t n) {
+  return operator new(n);
+}
+void* operator new[](size_t n, std::align_val_t a) {
+  return operator new(n, a);
+}
+void* operator new(size_t n, const std::nothrow_t&) noexcept {
+  return std::malloc(std::max<size_t>(n, 1));
+}
+void* operator new[](size_t n, const std::nothrow_t&) noexcept {
+  return std::malloc(std::max<size_t>(n, 1));
+}
+void operator delete(void* p, const std::nothrow_t&) noexcept {
+  std::free(p);
+}
+void operator delete[](void* p, const std::nothrow_t&) noexcept {
+  std::free(p);
+}
+void operator delete[](void* p) noexcept {
+  std::free(p);
+}
+void operator delete[](void* p, size_t) noexcept {
+  std::free(p);
+}
+void operator delete[](void* p, std::align_val_t) noexcept {
+  std::free(p);
+}
+void operator delete[](void* p, size_t, std::align_val_t) noexcept {
+  std::free(p);
+}
 void operator delete(void* p) noexcept {
   std::free(p);
 }
@@ -107,7 +137,7 @@ TrainingWorkload texts() {
           .vocabulary = 500};
 }
 
-constexpr int64_t kLargest = 10 << 10, kBytesPerToken = 16, kCallsPerLayer = 400;
+constexpr int64_t kLargest = 32 << 10, kBytesPerToken = 16, kCallsPerLayer = 400;
 
 TEST(TrainingMemory, StepsAfterTheFirstTakeWhatItLeft) {
   const int threads = num_threads();
