@@ -113,7 +113,7 @@ HWY_INLINE void transpose_square(D d, V* x) {
 
 // The upper half of the blocks onto the lower, until one is left.
 template <class D>
-HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> fold_blocks(D d, hn::Vec<D> v) {
+HWY_INLINE hn::Vec<hn::CappedTag<float, 4>> fold_blocks([[maybe_unused]] D d, hn::Vec<D> v) {
   if constexpr (hn::MaxLanes(D()) <= 4) {
     return v;
   } else {
