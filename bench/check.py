@@ -161,7 +161,7 @@ def markdown(results):
                   "|---|---|---|---|---|"]
         for row in listed:
             mark = {None: "", True: "met", False: "**short**"}[row["met"]]
-            note = f"; {row['note']}" if row["note"] and name in ("memory", "scaling") else ""
+            note = f"; {row['note']}" if row["note"] and name != "peers" else ""
             lines.append(f"| {row['row']} | {row['measure']} | {rows.value_text(row)}{note} | "
                          f"{rows.target_text(row['target'])} | {mark} |")
     return "\n".join(lines)

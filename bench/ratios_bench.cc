@@ -46,7 +46,8 @@ void compare(const Definition& d, const Side& without, const Side& with, double 
   for (bool backward : {false, true}) {
     const auto t =
         timed({without.candidate(d.over, backward), with.candidate(d.row, backward)}, seconds);
-    report.add(d, std::string(backward ? "backward / " : "forward / ") + d.over, slowdown(t[1]));
+    report.add(d, (backward ? "backward / " : "forward / ") + d.over, slowdown(t[1]),
+               backward ? "" : skipped_note(with.bound, with.saved));
   }
 }
 

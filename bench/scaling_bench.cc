@@ -48,6 +48,7 @@ void body(const Options& options, Report& report) {
     for (bool backward : {false, true}) {
       const std::string pass = backward ? "backward " : "forward ";
       std::vector<Point> points;
+      std::string note;  // of the longest
       for (int64_t n : d.lengths) {
         if (options.quick && n > kQuickLength) continue;
         AttentionShape s = d.shape;
@@ -61,8 +62,9 @@ void body(const Options& options, Report& report) {
                 ? time_of({d.row, [&] { bound.backward(out, up, {}, gradients); }}, options.quick)
                 : time_of({d.row, [&] { bound.forward(out); }}, options.quick);
         points.push_back({std::log(static_cast<double>(n)), std::log(t.seconds)});
+        if (!backward) note = skipped_note(bound, out);
         report.add(d, fmt::format("{}ms, N {}", pass, n),
-                   {1e3 * t.seconds, 1e3 * t.seconds_low, 1e3 * t.seconds_high});
+                   {1e3 * t.seconds, 1e3 * t.seconds_low, 1e3 * t.seconds_high}, note);
       }
       require<Error>(points.size() >= 2, "rows.json, {}: two lengths are the least", d.row);
       Value v;
@@ -73,7 +75,7 @@ void body(const Options& options, Report& report) {
         v.low = std::min(v.low, e);
         v.high = std::max(v.high, e);
       }
-      report.add(d, pass + "exponent", v, "time = N to the power of this");
+      report.add(d, pass + "exponent", v, note);
     }
   }
 }

@@ -2,6 +2,8 @@
 // every round.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -44,6 +46,14 @@ inline Value speedup(const measure::Timing& t) {
 inline Value slowdown(const measure::Timing& t) {
   return {1 / t.speedup, 1 / t.speedup_high, 1 / t.speedup_low};
 }
+// What top-k's bounds spared a forward pass, of all visible pairs; empty where that is nothing.
+inline std::string skipped_note(const Bound& bound, const AttentionOutputs& out) {
+  if (out.skipped_pairs == 0) return "";
+  return fmt::format(
+      "{:.0f} % of the scores never computed",
+      100 * static_cast<double>(out.skipped_pairs) / static_cast<double>(bound.visible_pairs()));
+}
+
 // flops a second, as a share of the peak.
 inline Value share(const measure::Timing& t, double gigaflops, const Peak& peak) {
   const double of = gigaflops / peak.gflops();
