@@ -140,7 +140,7 @@ inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradien
                     sizeof(float) * static_cast<size_t>((hi - lo) * W));
         b.held_end = hi;
       }
-      softmax_block(false, s.careful, hi - lo, strip, r);
+      softmax_block(false, scores_of(s, b.span, lo, hi), hi - lo, strip, r);
       if (s.careful) mask_strip(hi - lo, bits, -0.0f, strip);
       if (g.dcoverage == nullptr) continue;
       VF c0 = hn::Mul(hn::Load(d, covered), hn::Load(d, r.correction));

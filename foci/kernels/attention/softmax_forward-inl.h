@@ -57,6 +57,12 @@ inline HWY_NOINLINE void rescale(int64_t depth, const float* correction, float* 
   }
 }
 
+// What score_keys may leave for keys [lo, hi).
+HWY_INLINE BlockScores scores_of(const Strip& s, const KeySpan& span, int64_t lo, int64_t hi) {
+  if (s.careful) return BlockScores::any;
+  return lo >= span.full_begin && hi <= span.full_end ? BlockScores::finite : BlockScores::masked;
+}
+
 inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* scratch) {
   const int64_t W = strip_width();
   const KeySpan span = span_of(s.mask);
@@ -83,7 +89,7 @@ inline void forward_softmax(const Strip& s, const StripOutputs& o, std::byte* sc
     float* part = strip + (whole ? (lo - span.begin) * W : 0);
     uint32_t* part_bits = bits;
     score_keys(s, span, lo, hi, panel, part_bits, part);
-    softmax_block(o.entropy != nullptr, s.careful, hi - lo, part, r,
+    softmax_block(o.entropy != nullptr, scores_of(s, span, lo, hi), hi - lo, part, r,
                   o.max_key != nullptr ? key : nullptr, lo);
     if (s.careful) mask_strip(hi - lo, part_bits, -0.0f, part);
     rescale(s.Dv, r.correction, acc);
@@ -155,7 +161,7 @@ inline void softmax_strip_weights(const Strip& s, float* weights, int64_t stride
   score_keys(s, span, span.begin, span.end, panel, bits, strip);
   SoftmaxRows r;
   softmax_begin(r);
-  softmax_block(false, s.careful, keys, strip, r);
+  softmax_block(false, scores_of(s, span, span.begin, span.end), keys, strip, r);
   if (s.careful) mask_strip(keys, bits, -0.0f, strip);
   const uint32_t seen = lanes_that_see(s, span, bits);
   for (int lane = 0; lane < s.mask.lanes; ++lane) {

@@ -71,8 +71,8 @@ inline HWY_NOINLINE void find_first_maxima(int64_t count, int64_t first, const f
 
 // Scores of `count` keys from `first` (masked ones −inf) become e^(s−m); m, l, t and correction
 // move on, and so does `key` of the largest score, unless it is null. Without kNan no score may be
-// NaN.
-template <bool kEntropy, bool kNan>
+// NaN, and without kMasked none −inf.
+template <bool kEntropy, bool kMasked, bool kNan>
 HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& rows, int32_t* key,
                                    int64_t first) {
   const DF d;
@@ -110,8 +110,8 @@ HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& row
     if constexpr (kEntropy) {
       // A masked key has e = 0 and x = −inf, whose product must be 0; so has any below the floor.
       const VF floor = hn::Set(d, kLeastExponent);
-      t0 = hn::MulAdd(e0, hn::Max(x0, floor), t0);
-      t1 = hn::MulAdd(e1, hn::Max(x1, floor), t1);
+      t0 = hn::MulAdd(e0, kMasked || kNan ? hn::Max(x0, floor) : x0, t0);
+      t1 = hn::MulAdd(e1, kMasked || kNan ? hn::Max(x1, floor) : x1, t1);
     }
     hn::Store(e0, d, row);
     hn::Store(e1, d, row + L);
@@ -122,14 +122,20 @@ HWY_NOINLINE void softmax_block_as(int64_t count, float* strip, SoftmaxRows& row
   hn::Store(t1, d, rows.t + L);
 }
 
-HWY_INLINE void softmax_block(bool entropy, bool careful, int64_t count, float* strip,
+// What a block of scores may hold: −inf where keys are masked, and NaN.
+enum class BlockScores : uint8_t { finite, masked, any };
+
+HWY_INLINE void softmax_block(bool entropy, BlockScores scores, int64_t count, float* strip,
                               SoftmaxRows& rows, int32_t* key = nullptr, int64_t first = 0) {
-  if (entropy) {
-    careful ? softmax_block_as<true, true>(count, strip, rows, key, first)
-            : softmax_block_as<true, false>(count, strip, rows, key, first);
+  const bool nan = scores == BlockScores::any;
+  if (!entropy) {
+    nan ? softmax_block_as<false, true, true>(count, strip, rows, key, first)
+        : softmax_block_as<false, true, false>(count, strip, rows, key, first);
+  } else if (scores == BlockScores::finite) {
+    softmax_block_as<true, false, false>(count, strip, rows, key, first);
   } else {
-    careful ? softmax_block_as<false, true>(count, strip, rows, key, first)
-            : softmax_block_as<false, false>(count, strip, rows, key, first);
+    nan ? softmax_block_as<true, true, true>(count, strip, rows, key, first)
+        : softmax_block_as<true, true, false>(count, strip, rows, key, first);
   }
 }
 
