@@ -114,6 +114,21 @@ def unmeasured(o, results):
                     yield f"{bench}: nothing about {d['row']}, {measure}"
 
 
+def say_what_targets_ask(results):
+    """Gives rows that fall short of a peer `asks`: the share of peak that their target comes to.
+
+    A peer's time over foci's is foci's share over the peer's; so the target, of this peer's share,
+    is a share too, and near 100 % it is out of reach.
+    """
+    shares = {(row["row"], row["measure"].split()[0]): row["value"]
+              for row in results.get("attention", {"rows": []})["rows"]
+              if row["measure"].endswith(" of peak")}
+    for row in results.get("peers", {"rows": []})["rows"]:
+        share = shares.get((row["row"], row["measure"].split()[0]))
+        if row["met"] is False and share and "at_least" in row["target"]:
+            row["asks"] = f"asks {100 * share * row['target']['at_least'] / row['value']:.0f} % of peak"
+
+
 def summary(results, broken):
     """The lines that --check ends with."""
     all_rows = [row for r in results.values() for row in r["rows"]]
@@ -122,7 +137,7 @@ def summary(results, broken):
     lines = [f"{len(aimed)} rows with targets, {len(short)} fall short"]
     for row in short:
         lines.append(f"  {row['row']:<38}{row['measure']:<34}{target_text(row):<17}reached "
-                     f"{rows.value_text(row)}")
+                     f"{rows.value_text(row)}" + (f", {row['asks']}" if "asks" in row else ""))
     for what in broken:
         lines.append(f"broke: {what}")
     return lines
@@ -161,6 +176,7 @@ def markdown(results):
                   "|---|---|---|---|---|"]
         for row in listed:
             mark = {None: "", True: "met", False: "**short**"}[row["met"]]
+            mark += f", {row['asks']}" if "asks" in row else ""
             note = f"; {row['note']}" if row["note"] and name != "peers" else ""
             lines.append(f"| {row['row']} | {row['measure']} | {rows.value_text(row)}{note} | "
                          f"{rows.target_text(row['target'])} | {mark} |")
@@ -183,6 +199,7 @@ def main(words):
         return 0
     results, broken = run_all(o)
     broken += unmeasured(o, results)
+    say_what_targets_ask(results)
     print("\n".join(summary(results, broken)))
     try:
         if o.json:

@@ -188,6 +188,24 @@ class Page(unittest.TestCase):
         for simd in ("avx2", "avx512"):
             self.assertIn("table of today", check.rewrite(page, simd, "table of today"))
 
+    def test_a_target_against_a_peer_says_which_share_of_peak_it_asks(self):
+        name = "H8 N512 D64"
+        definition, = rows.definitions("attention", pattern=f"^{name}$")
+        measured = {
+            "attention": results("attention", rows.result(definition, "forward of peak", "avx2",
+                                                          0.8, 0.8, 0.8)),
+            "peers": results("peers", rows.result(definition, "forward PyTorch / foci", "avx2",
+                                                  1.2, 1.2, 1.2))}
+        check.say_what_targets_ask(measured)
+        text = "asks 93 % of peak"  # 0.8 of peak, times 1.4 over 1.2
+        self.assertEqual(definition["targets"]["forward PyTorch / foci"], {"at_least": 1.4})
+        self.assertIn(text, "\n".join(check.summary(measured, [])))
+        self.assertIn(text, check.markdown(measured))
+        measured["peers"]["rows"][0] = rows.result(definition, "forward PyTorch / foci", "avx2",
+                                                   1.5, 1.5, 1.5)
+        check.say_what_targets_ask(measured)
+        self.assertNotIn("asks", check.markdown(measured))
+
     def test_the_table_names_row_value_and_verdict(self):
         table = check.markdown({"memory": results("memory", memory_row(70), memory_row(60))})
         self.assertIn(f"| {ROW} | {MEASURE} | 70 | at most 64 | **short** |", table)
