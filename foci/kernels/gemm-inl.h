@@ -54,11 +54,6 @@ HWY_INLINE void tile(int64_t depth, const float* HWY_RESTRICT a, int64_t lda,
   static_assert(kVectors == 1 || kVectors == 2);
   constexpr int kLast = kVectors - 1;
   const FloatTag d;
-  // C lies far from what was used last.
-  for (int r = 0; r < kRows; ++r) {
-    hwy::Prefetch(c + r * ldc);
-    hwy::Prefetch(c + r * ldc + kLast * kLanes);
-  }
   FloatVec sum[kRows][kVectors];
   const FloatVec init0 = bias ? hn::LoadU(d, bias) : hn::Zero(d);
   const FloatVec init1 = bias ? hn::LoadU(d, bias + kLast * kLanes) : hn::Zero(d);
@@ -196,6 +191,12 @@ HWY_INLINE void tile_aside(const PanelArgs& t, const float* a, int64_t row) {
 
 template <int kRows, ReadA kRead>
 HWY_NOINLINE void any_tile(const PanelArgs& t, const float* a, int64_t row) {
+  // C lies far from what was used last.
+  for (int r = 0; r < kRows; ++r) {
+    const float* c = t.c + (row + r) * t.ldc;
+    hwy::Prefetch(c);
+    if (t.cols > kLanes) hwy::Prefetch(c + kLanes);
+  }
   if (t.cols <= kLanes) return tile_aside<kRows, 1, kRead>(t, a, row);
   if (t.aside) return tile_aside<kRows, kTileVectors, kRead>(t, a, row);
   tile<kRows, kTileVectors, kRead>(t.depth, a, t.lda, t.b, t.ldb, t.c + row * t.ldc, t.ldc, t.bias,
