@@ -177,7 +177,8 @@ def markdown(results):
         for row in listed:
             mark = {None: "", True: "met", False: "**short**"}[row["met"]]
             mark += f", {row['asks']}" if "asks" in row else ""
-            note = f"; {row['note']}" if row["note"] and name != "peers" else ""
+            told = name != "peers" or " is wrong " in row["note"]
+            note = f"; {row['note']}" if row["note"] and told else ""
             lines.append(f"| {row['row']} | {row['measure']} | {rows.value_text(row)}{note} | "
                          f"{rows.target_text(row['target'])} | {mark} |")
     return "\n".join(lines)
