@@ -84,6 +84,8 @@ struct Chunks {
   void cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t width,
            const ChunkRules& rules, int64_t row, bool direct);
 };
+// Floats of partial sums that a wave of several heads holds at most: 48 MB. One head may need more.
+inline constexpr int64_t kWavePartial = int64_t{12} << 20;
 // most_partial of `groups` equal heads, from above.
 int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries, int64_t keys,
                        int64_t width, int64_t row);
@@ -92,6 +94,10 @@ int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries,
 // have work.
 inline constexpr int64_t kPartFloats = int64_t{4} << 20;
 int64_t least_parts();
+// Floats rounded up to whole cache lines, as the pieces of a part lie.
+inline int64_t whole_lines(int64_t floats) {
+  return (floats + 15) / 16 * 16;
+}
 // One part's floats: `count` keys, strips of `width` queries, padded rows of `row` floats.
 int64_t part_floats(int64_t count, int64_t width, int64_t row);
 

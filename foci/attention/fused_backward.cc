@@ -344,7 +344,7 @@ class Backward {
       if (piece == nullptr) return;
       std::memcpy(at, piece, static_cast<size_t>(n) * sizeof(float));
       piece = reinterpret_cast<std::remove_reference_t<decltype(piece)>>(at);
-      at += (n + 15) / 16 * 16;
+      at += fused::whole_lines(n);
     };
     keep(made.dscores, made.count * width);
     keep(made.weights, made.count * width);

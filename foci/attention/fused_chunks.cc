@@ -14,8 +14,6 @@ constexpr int64_t kMostChunks = 8;
 // Floats of partial sums for one key/value head, above which its keys are taken panel by panel:
 // 16 MB. A panel's tiles pack their queries again, which thousands of keys repay.
 constexpr int64_t kHeadPartial = int64_t{4} << 20;
-// Floats for all heads of a wave: 48 MB, but one head at least.
-constexpr int64_t kWavePartial = int64_t{12} << 20;
 
 }  // namespace
 
@@ -109,9 +107,8 @@ int64_t least_parts() {
 }
 
 int64_t part_floats(int64_t count, int64_t width, int64_t row) {
-  const auto aligned = [](int64_t n) { return (n + 15) / 16 * 16; };
   // Its pieces one after another; rows of Q and dY may need a line's rest each.
-  return aligned(count) + 2 * aligned(count * width) + aligned(width * row) + 16;
+  return whole_lines(count) + 2 * whole_lines(count * width) + whole_lines(width * row) + 16;
 }
 
 }  // namespace foci::fused

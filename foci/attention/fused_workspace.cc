@@ -128,7 +128,7 @@ class Workspace {
     if (segmented_) {
       // No more than what all segments' chunks together would hold, or a wave, or one segment.
       const int64_t all = groups * chunks_ * s_.M * row;
-      return std::min(all, std::max(chunks_ * s_.M * row, int64_t{12} << 20));
+      return std::min(all, std::max(chunks_ * s_.M * row, fused::kWavePartial));
     }
     size_t most = 0;
     for (const fused::ChunkRules& rules : {rules_, fused::ChunkRules{}}) {
