@@ -10,12 +10,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "attention/generate.h"
+#include "core/replaced_new.h"
 #include "foci/core/rng.h"
 #include "foci/core/threads.h"
 #include "foci/kernels/scratch.h"
@@ -73,60 +73,6 @@ void __wrap_free(void* p) {
   let_go(p);
   __real_free(p);
 }
-}
-
-void* operator new(size_t n) {
-  void* p = std::malloc(std::max<size_t>(n, 1));
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-void* operator new(size_t n, std::align_val_t a) {
-  const auto align = static_cast<size_t>(a);
-  void* p = std::aligned_alloc(align, (std::max<size_t>(n, 1) + align - 1) / align * align);
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-void* operator new[](size_t n) {
-  return operator new(n);
-}
-void* operator new[](size_t n, std::align_val_t a) {
-  return operator new(n, a);
-}
-void* operator new(size_t n, const std::nothrow_t&) noexcept {
-  return std::malloc(std::max<size_t>(n, 1));
-}
-void* operator new[](size_t n, const std::nothrow_t&) noexcept {
-  return std::malloc(std::max<size_t>(n, 1));
-}
-void operator delete(void* p) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, size_t) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, std::align_val_t) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, size_t, std::align_val_t) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, const std::nothrow_t&) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, const std::nothrow_t&) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, size_t) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, std::align_val_t) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, size_t, std::align_val_t) noexcept {
-  std::free(p);
 }
 
 namespace foci {

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <new>
 
+#include "core/replaced_new.h"
 #include "foci/core/memory.h"
 #include "foci/core/threads.h"
 #include "foci/measure/training.h"
@@ -50,60 +50,6 @@ void* __wrap_aligned_alloc(size_t a, size_t n) {
   count(n);
   return __real_aligned_alloc(a, n);
 }
-}
-
-void* operator new(size_t n) {
-  void* p = std::malloc(std::max<size_t>(n, 1));
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-void* operator new(size_t n, std::align_val_t a) {
-  const auto align = static_cast<size_t>(a);
-  void* p = std::aligned_alloc(align, (std::max<size_t>(n, 1) + align - 1) / align * align);
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-void* operator new[](size_t n) {
-  return operator new(n);
-}
-void* operator new[](size_t n, std::align_val_t a) {
-  return operator new(n, a);
-}
-void* operator new(size_t n, const std::nothrow_t&) noexcept {
-  return std::malloc(std::max<size_t>(n, 1));
-}
-void* operator new[](size_t n, const std::nothrow_t&) noexcept {
-  return std::malloc(std::max<size_t>(n, 1));
-}
-void operator delete(void* p, const std::nothrow_t&) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, const std::nothrow_t&) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, size_t) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, std::align_val_t) noexcept {
-  std::free(p);
-}
-void operator delete[](void* p, size_t, std::align_val_t) noexcept {
-  std::free(p);
-}
-void operator delete(void* p) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, size_t) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, std::align_val_t) noexcept {
-  std::free(p);
-}
-void operator delete(void* p, size_t, std::align_val_t) noexcept {
-  std::free(p);
 }
 
 namespace foci::measure {
