@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "foci/autograd/ops.h"
@@ -110,6 +111,39 @@ void check_operator(const std::vector<Tensor>& inputs, const F& f, double float_
     EXPECT_LT(difference(single.grads[n], exact.grads[n]), float_tolerance)
         << "float gradient of input " << n;
   }
+}
+
+// Gradients that are in `parameters` (after a backward pass of loss_of) against central differences
+// of loss_of(Tape<double>&), along one random direction through all of them at once.
+template <class Loss>
+void expect_slope(const std::vector<Parameter<double>*>& parameters, const Loss& loss_of,
+                  double size, const std::string& what) {
+  std::vector<Tensor> kept, directions;
+  double slope = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    ASSERT_TRUE(parameters[i]->grad.defined()) << parameters[i]->name;
+    kept.push_back(parameters[i]->value.clone());
+    directions.push_back(random_tensor(kept[i].shape(), 50 + i, size));
+    for (int64_t j = 0; j < kept[i].numel(); ++j) {
+      slope +=
+          parameters[i]->grad.template span<double>()[j] * directions[i].template span<double>()[j];
+    }
+  }
+  double sides[2];
+  const double h = 1e-6;
+  for (int s : {0, 1}) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      for (int64_t j = 0; j < kept[i].numel(); ++j) {
+        parameters[i]->value.template span<double>()[j] =
+            kept[i].template span<double>()[j] +
+            (s ? -h : h) * directions[i].template span<double>()[j];
+      }
+    }
+    Tape<double> off(false);
+    sides[s] = loss_of(off).value().item();
+  }
+  const double want = (sides[0] - sides[1]) / (2 * h);
+  EXPECT_NEAR(slope, want, 1e-6 * std::max(1.0, std::abs(want))) << what;
 }
 
 }  // namespace foci::testing

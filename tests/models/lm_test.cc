@@ -12,6 +12,7 @@
 namespace foci {
 namespace {
 
+using testing::expect_slope;
 using testing::random_tensor;
 
 LmConfig small(bool tied) {
@@ -139,31 +140,8 @@ TEST(LmTest, GradientsByFiniteDifferences) {
     };
     Tape<double> tape;
     tape.backward(loss_of(tape));
-    const auto parameters = model.parameters();
-    std::vector<Tensor> kept, directions;
-    double slope = 0;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      ASSERT_TRUE(parameters[i]->grad.defined()) << parameters[i]->name;
-      kept.push_back(parameters[i]->value.clone());
-      directions.push_back(random_tensor(kept[i].shape(), 50 + i, 0.1));
-      for (int64_t j = 0; j < kept[i].numel(); ++j) {
-        slope += parameters[i]->grad.span<double>()[j] * directions[i].span<double>()[j];
-      }
-    }
-    double sides[2];
-    const double h = 1e-6;
-    for (int s : {0, 1}) {
-      for (size_t i = 0; i < parameters.size(); ++i) {
-        for (int64_t j = 0; j < kept[i].numel(); ++j) {
-          parameters[i]->value.span<double>()[j] =
-              kept[i].span<double>()[j] + (s ? -h : h) * directions[i].span<double>()[j];
-        }
-      }
-      Tape<double> off(false);
-      sides[s] = loss_of(off).value().item();
-    }
-    const double want = (sides[0] - sides[1]) / (2 * h);
-    EXPECT_NEAR(slope, want, 1e-6 * std::max(1.0, std::abs(want)));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_slope(model.parameters(), loss_of, 0.1, std::string(tied ? "tied" : "own head")));
   }
 }
 
