@@ -71,7 +71,7 @@ struct ChunkRules {
   int64_t wave = 1024;  // chunks of one wave at most, unless one head has more
 };
 // `row_sums`: gradients that are sums over a row's keys are wanted (scale, slopes); `shared_sums`:
-// such that several rows add to (tables, bias of one number a key).
+// such that are added to (tables, and the bias in its matrix or by keys).
 ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums, bool shared_sums);
 
 struct Chunks {

@@ -159,9 +159,10 @@ class Backward {
 
   void cut() {
     const bool tables = table1d_ + table2d_ > 0;
-    const bool row_sums =
-        sums_.scale.defined() || sums_.slope.defined() || bias_ == fused::BiasGradient::matrix;
-    const bool shared_sums = tables || bias_ == fused::BiasGradient::keys;
+    const bool row_sums = sums_.scale.defined() || sums_.slope.defined();
+    // A strip that finds no room for its part is solved again: nothing else may be added to twice.
+    const bool shared_sums =
+        tables || bias_ == fused::BiasGradient::keys || bias_ == fused::BiasGradient::matrix;
     fused::ChunkRules rules = fused::chunk_rules(p_.spec, row_sums, shared_sums);
     if (tables) rules.wave = kTableWave;
     const int64_t row = products_ ? dk_stride_ + dv_stride_ : 0;

@@ -176,5 +176,41 @@ TEST(SparseMaps, LongSequencesInParts) {
   }
 }
 
+// Parts that grow under a causal mask until some find no room and are solved again: nothing is
+// added twice, neither to dQ, dK and dV nor to a bias of one number a score.
+TEST(SparseMaps, PartsWithoutRoom) {
+  constexpr int64_t kN = 8300, kM = 600, kD = 16;
+  Rng rng(29);
+  AttentionSpec spec;
+  spec.normalizer = Sparsemax{};
+  spec.scale = 1e-5;  // every key has weight, far from the threshold
+  spec.masks = {Causal{Align::top_left}};
+  spec.biases = {TensorBias{}};
+  const AttentionShape shape{1, 1, 1, kN, kM, kD, kD};
+  AttentionInputs in;
+  in.q = random_normal(rng, {1, 1, kN, kD});
+  in.k = random_normal(rng, {1, 1, kM, kD});
+  in.v = random_normal(rng, {1, 1, kM, kD});
+  in.bias = Tensor::zeros({1, 1, kN, kM});
+  AttentionUpstream up;
+  up.dy = random_normal(rng, {1, 1, kN, kD});
+  const auto gradients = [&](Implementation implementation, bool bias) {
+    const Bound bound = Plan::make(spec, shape, {implementation, std::nullopt}).bind(in);
+    AttentionWanted wanted;
+    wanted.bias = bias;
+    return bound.backward(bound.forward(), up, wanted);
+  };
+  const AttentionGradients want = gradients(Implementation::plain, true);
+  for (const bool bias : {false, true}) {
+    const AttentionGradients got = gradients(Implementation::fused, bias);
+    EXPECT_TRUE(near(got.dq, want.dq));
+    EXPECT_TRUE(near(got.dk, want.dk));
+    EXPECT_TRUE(near(got.dv, want.dv));
+    if (bias) {
+      EXPECT_TRUE(near(got.dbias, want.dbias));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace foci
