@@ -65,12 +65,11 @@ class BenchAttention : public Verb {
     app.add_option("--clusters", clusters_,
                    "Queries and keys in so many clusters a head, in which top-k need not score "
                    "every key; 0: all random")
+        ->check(check_whole)
         ->type_name("N");
     app.add_flag("--all-gradients", all_gradients_,
                  "Those of biases, tables and scale too, beside those of q, k and v");
-    app.add_option("--seconds", seconds_, "How long to measure, at most; one round is the least")
-        ->check(check_number)
-        ->type_name("X");
+    declare_seconds(app, seconds_, "How long to measure, at most; one round is the least");
     declare_seed(app, common_);
     declare_threads(app, common_);
     declare_json(app, common_);
@@ -86,9 +85,6 @@ class BenchAttention : public Verb {
     }
     job.shape = parse_shape(shape_);
     job.shape.dtype = parse_dtype();
-    if (!(seconds_ > 0)) {
-      throw UsageError(fmt::format("--seconds: {} given, a number above 0 is right", seconds_));
-    }
     if (clusters_ < 0 || clusters_ > 1'000'000) {
       throw UsageError(fmt::format("--clusters: {} given, 0 to 1000000 is right", clusters_));
     }
@@ -144,8 +140,8 @@ class BenchAttention : public Verb {
                      : 100 * static_cast<double>(r.visible_pairs) / static_cast<double>(r.pairs);
     fmt::print("pairs      {} of {} visible ({:.1f} %)\n", r.visible_pairs, r.pairs, share);
     if (std::holds_alternative<TopK>(job.spec.normalizer)) {
-      fmt::print("top-k      {} of the visible pairs not scored ({:.1f} %)\n", r.skipped_pairs,
-                 100 * skipped_share(r));
+      fmt::print("top-k      {} of the visible pairs not scored ({:.1f} %){}\n", r.skipped_pairs,
+                 100 * skipped_share(r), r.skipped_pairs > 0 ? "; GF/s counts them all" : "");
     }
     fmt::print("\n");
     fmt::print("{:<10}{:<7}{:>12}{:>10}{:>9}{:>12}{:>8}   {}\n", "pass", "by", "ms a call", "GF/s",

@@ -29,9 +29,7 @@ class BenchTrain : public Verb {
     app.add_flag("--profile", profile_, "Time by operator too, and its share of the peak");
     app.add_flag("--checkpoint-layers", checkpoint_layers_,
                  "Layers are computed again on the way back instead of kept");
-    app.add_option("--seconds", seconds_, "How long to measure each; five steps are the least")
-        ->check(check_number)
-        ->type_name("X");
+    declare_seconds(app, seconds_, "How long to measure each; five steps are the least");
     declare_seed(app, common_);
     declare_threads(app, common_);
     declare_json(app, common_);
@@ -39,9 +37,6 @@ class BenchTrain : public Verb {
 
   int run() override {
     apply_threads(common_);
-    if (!(seconds_ > 0)) {
-      throw UsageError(fmt::format("--seconds: {} given, a number above 0 is right", seconds_));
-    }
     std::vector<std::string> names = {workload_};
     if (workload_ == "all") names = measure::training_workloads();
     std::vector<measure::TrainingWorkload> workloads;

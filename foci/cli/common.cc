@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <type_traits>
@@ -81,6 +82,15 @@ void declare_threads(CLI::App& app, Common& common) {
       ->check(CLI::Range(1, 4096).description(""))
       ->type_name("N")
       ->default_str("");
+}
+
+void declare_seconds(CLI::App& app, double& seconds, const std::string& about) {
+  app.add_option("--seconds", seconds, about)
+      ->check([](const std::string& text) {
+        const bool good = check_number(text).empty() && std::strtod(text.c_str(), nullptr) > 0;
+        return good ? std::string() : text + " given, a number above 0 is right";
+      })
+      ->type_name("X");
 }
 
 void apply_threads(const Common& common) {

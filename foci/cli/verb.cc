@@ -63,9 +63,9 @@ Words names_after(const std::string& group) {
   return out;
 }
 
-std::string joined(const Words& words) {
+std::string joined(const Words& words, const char* between = ", ") {
   std::string out;
-  for (const std::string& w : words) out += (out.empty() ? "" : ", ") + w;
+  for (const std::string& w : words) out += (out.empty() ? "" : between) + w;
   return out;
 }
 
@@ -266,7 +266,7 @@ int dispatch(const Words& words) {
   }
   const Words objects = names_after(first);
   if (words.size() < 2 || words[1] == "--help" || words[1] == "-h") {
-    const std::string choices = "usage: foci " + first + " " + joined(objects) + " [OPTIONS]";
+    const std::string choices = "usage: foci " + first + " " + joined(objects, "|") + " [OPTIONS]";
     if (words.size() < 2) throw UsageError(first + ": which one? " + choices);
     std::printf("%s\n", choices.c_str());
     return kOk;

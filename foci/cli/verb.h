@@ -68,6 +68,8 @@ void declare_quiet(CLI::App& app, Common& common);
 void declare_json(CLI::App& app, Common& common);
 void declare_seed(CLI::App& app, Common& common);
 void declare_threads(CLI::App& app, Common& common);
+// --seconds of the verbs that measure: a number above 0.
+void declare_seconds(CLI::App& app, double& seconds, const std::string& about);
 // For CLI::Option::check: CLI11 alone would take a number beyond 64 bits for the largest, and one
 // with a 0 before it as octal. The empty text if the argument is a whole number of 64 bits
 // (natural: from 0 on), or a finite number; else what is wrong with it.

@@ -82,10 +82,12 @@ class Bench(program.ProgramTest):
                 (["--spec", '{"scale":[1,2,3]}'], "scale"),
                 (["--spec", '{"biases":[{"kind":"relative2d","grid":[2,2]}]}'], "grid"),
                 (["--dtype", "float64"], "--dtype"),
-                (["--seconds", "0"], "--seconds"), (["--seconds", "soon"], "--seconds"),
+                (["--seconds", "0"], "--seconds: 0 given, a number above 0"),
+                (["--seconds", "soon"], "--seconds: soon given, a number above 0"),
+                (["--clusters", "010"], "--clusters: 010"),
                 (["--seed", "-1"], "--seed"), (["--threads", "0"], "--threads")):
             self.refused("bench", "attention", *SMALL, *words, says=says, code=2)
-        self.refused("bench", says="attention", code=2)
+        self.refused("bench", says="usage: foci bench attention|train", code=2)
         self.refused("bench", "attentoin", says="did you mean attention?", code=2)
 
     def test_training_steps(self):
