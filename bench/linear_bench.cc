@@ -16,6 +16,7 @@
 #include <exception>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -215,8 +216,16 @@ class Bench {
   nlohmann::json out_;
 };
 
-// False where the command line is not understood.
-bool parse(int argc, char** argv, Options& o) {
+constexpr const char* kUsage =
+    "usage: linear_bench [--quick] [--only TEXT] [--threads N] [--seconds S] [--json]\n"
+    "  --quick      the shapes of three training workloads only\n"
+    "  --only TEXT  only rows whose workload holds it\n"
+    "  --threads N  default: one, and then all that this process may run on\n"
+    "  --seconds S  how long each product is measured; default 0.25\n"
+    "  --json       print JSON instead of the table\n";
+
+// The exit code where the program should end now: 0 after --help, 2 for what it cannot take.
+std::optional<int> parse(int argc, char** argv, Options& o) {
   for (int i = 1; i < argc; ++i) {
     const std::string option = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
@@ -230,15 +239,15 @@ bool parse(int argc, char** argv, Options& o) {
       o.seconds = std::atof(argv[++i]);
     } else if (option == "--only" && value) {
       o.only = argv[++i];
+    } else if (option == "--help" || option == "-h") {
+      fmt::print("{}", kUsage);
+      return 0;
     } else {
-      fmt::print(stderr,
-                 "linear_bench: '{}' is not understood; there are --quick, --json, --threads N, "
-                 "--seconds S, --only TEXT\n",
-                 option);
-      return false;
+      fmt::print(stderr, "linear_bench: '{}' is not understood\n{}", option, kUsage);
+      return 2;
     }
   }
-  return true;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -246,7 +255,7 @@ bool parse(int argc, char** argv, Options& o) {
 
 int main(int argc, char** argv) {
   foci::bench::Options options;
-  if (!foci::bench::parse(argc, argv, options)) return 2;
+  if (const auto code = foci::bench::parse(argc, argv, options)) return *code;
   try {
     return foci::bench::Bench(options).run();
   } catch (const std::exception& e) {
