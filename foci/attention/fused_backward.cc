@@ -202,7 +202,7 @@ class Backward {
     const int64_t index = wave.begin + place;
     const Chunk& c = chunks_.list[index];
     const Sequence& s = sequences_[c.sequence];
-    const int64_t tile_size = kernels::kMaxStrips * kernels_.width;
+    const int64_t tile_size = int64_t{kernels::kMaxStrips} * kernels_.width;
     const kernels::Scratch scratch(
         static_cast<int64_t>(kernels_.backward_scratch(map_, most_keys_, D_, Dv_) / sizeof(float)));
     KeyRows rows{};

@@ -39,7 +39,8 @@ TEST(SparseMaps, TopKTakesTheLowestKeysAmongEquals) {
         in.k = Tensor::empty({1, 1, M, 1});
         in.v = random_normal(rng, {1, 1, M, 2});
         for (float& x : in.k.span<float>()) {
-          x = 0.5f * static_cast<float>(rng.below(levels) - levels / 2);
+          const int64_t level = rng.below(levels) - levels / 2;
+          x = 0.5f * static_cast<float>(level);
           if (x == 0 && rng.below(2)) x = -0.0f;
         }
         const reference::Forward want = reference::attention_forward(spec, in);

@@ -65,6 +65,7 @@ template <class F>
 double objective(const std::vector<Tensor>& inputs, const F& f) {
   Tape<double> tape(false);
   std::vector<Var<double>> vars;
+  vars.reserve(inputs.size());
   for (const Tensor& t : inputs) vars.push_back(tape.constant(t));
   const std::vector<Var<double>> outputs = f(tape, vars);
   double sum = 0;
@@ -129,7 +130,7 @@ void expect_slope(const std::vector<Parameter<double>*>& parameters, const Loss&
           parameters[i]->grad.template span<double>()[j] * directions[i].template span<double>()[j];
     }
   }
-  double sides[2];
+  double sides[2] = {};
   const double h = 1e-6;
   for (int s : {0, 1}) {
     for (size_t i = 0; i < parameters.size(); ++i) {

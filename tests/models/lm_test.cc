@@ -13,7 +13,6 @@ namespace foci {
 namespace {
 
 using testing::expect_slope;
-using testing::random_tensor;
 
 LmConfig small(bool tied) {
   return {.vocabulary = 11,

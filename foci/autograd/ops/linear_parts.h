@@ -18,8 +18,8 @@ void linear_forward(const Rows& x, int64_t outputs, const T* w, const T* bias, A
 template <class T>
 void activation_backward(Activation act, int64_t n, const T* saved, const T* dy, T* g);
 
-// dx [R, I] = (g [R, O] · w [O, I]) ∘ factor + add, where factor and add are not null; add may be dx
-// where there is no factor.
+// dx [R, I] = (g [R, O] · w [O, I]) ∘ factor + add, where factor and add are not null; add may be
+// dx where there is no factor.
 template <class T>
 void linear_backward_input(int64_t rows, int64_t inputs, int64_t outputs, const T* g, const T* w,
                            const T* factor, const T* add, T* dx);
