@@ -47,9 +47,29 @@ Bytes bytes_of(const Tensor& t) {
   return {p, p + (last + 1) * static_cast<int64_t>(size_of(t.dtype()))};
 }
 
+// Whether two views [B,H,N,D] are columns of one matrix, as q, k and v of a joint projection are,
+// and no column belongs to both.
+bool side_by_side(const Tensor& a, const Tensor& b) {
+  if (a.rank() != 4 || b.rank() != 4 || a.dtype() != b.dtype()) return false;
+  const int64_t row = a.stride(2);
+  const auto columns = [](const Tensor& t) {
+    return (t.dim(1) - 1) * t.stride(1) + (t.dim(3) - 1) * t.stride(3) + 1;
+  };
+  if (row <= 0 || b.stride(2) != row || a.stride(0) % row != 0 || b.stride(0) % row != 0 ||
+      a.stride(1) < 0 || b.stride(1) < 0 || columns(a) > row || columns(b) > row) {
+    return false;
+  }
+  const auto apart = reinterpret_cast<intptr_t>(b.raw()) - reinterpret_cast<intptr_t>(a.raw());
+  const auto size = static_cast<int64_t>(size_of(a.dtype()));
+  if (apart % size != 0) return false;
+  const int64_t offset = (apart / size % row + row) % row;
+  return offset >= columns(a) && offset + columns(b) <= row;
+}
+
 bool overlap(const Tensor& a, const Tensor& b) {
   const Bytes x = bytes_of(a), y = bytes_of(b);
-  return x.begin < x.end && y.begin < y.end && x.begin < y.end && y.begin < x.end;
+  return x.begin < x.end && y.begin < y.end && x.begin < y.end && y.begin < x.end &&
+         !side_by_side(a, b);
 }
 
 // A written tensor must hold each element in a place of its own.
@@ -205,7 +225,7 @@ void prepare_gradients(const Problem& p, const AttentionOutputs& saved, const At
                                     {"upstream.dmax_weight", &up.dmax_weight},
                                     {"upstream.dcoverage", &up.dcoverage}};
   others.insert(others.end(), given.begin(), given.end());
-  // Backward overwrites dq, dk and dv, and adds to the others.
+  // Backward overwrites dq, dk and dv, which may be views, and adds to the others.
   const auto prepare = [&](Tensor& t, const char* name, bool asked, bool zero, const Dims& shape,
                            DType dtype) {
     if (!t.defined()) {
@@ -217,7 +237,12 @@ void prepare_gradients(const Problem& p, const AttentionOutputs& saved, const At
             name_of(dtype));
     require(t.shape() == shape, "{}: shape {} arrived, {} is right", name, t.shape().str(),
             shape.str());
-    require(t.is_contiguous(), "{}: a strided view arrived, it must be contiguous", name);
+    if (zero) {
+      require(t.is_contiguous(), "{}: a strided view arrived, it must be contiguous", name);
+    } else {
+      require_dense_rows(t, name);
+      require_own_places(t, name);
+    }
     for (const Named& o : others) {
       require(!o.tensor->defined() || !overlap(t, *o.tensor), "{}: its memory overlaps that of {}",
               name, o.name);
@@ -256,6 +281,7 @@ AttentionOutputs Bound::forward() const {
 void Bound::forward(AttentionOutputs& outputs) const {
   AttentionOutputs out = outputs;  // stays as it was if a check fails
   out.skipped_pairs = 0;
+  out.ordinary = false;
   prepare_outputs(state_->problem, out);
   state_->plan->picked->forward(state_->problem, out);
   outputs = out;

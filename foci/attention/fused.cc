@@ -77,6 +77,7 @@ class Forward {
     });
     if (coverage_) add_coverage();
     out_.skipped_pairs = skipped_pairs_;
+    out_.ordinary = !operands_.careful;
   }
 
  private:

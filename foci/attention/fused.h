@@ -119,8 +119,10 @@ struct Operands {
   Tensor boxes;  // [B,Hk,⌈M/kBoxKeys⌉,2,D] around blocks of keys, for top-k where it pays
 };
 // `dy` may be undefined. `narrow`: forward only, and few queries go through forward_narrow, which
-// steps over masked entries in any case: K and V need not be looked through for them.
-Operands operands_of(const Problem& problem, const Tensor& dy = {}, bool narrow = false);
+// steps over masked entries in any case: K and V need not be looked through for them. `ordinary`:
+// what forward saw (AttentionOutputs), so that only dY is looked through.
+Operands operands_of(const Problem& problem, const Tensor& dy = {}, bool narrow = false,
+                     bool ordinary = false);
 // Why top-k scores every key of this spec and shape; nullopt where boxes may leave keys out, or
 // where the normaliser is another.
 std::optional<std::string> top_k_scores_all(const AttentionSpec& spec, const AttentionShape& shape);

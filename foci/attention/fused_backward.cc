@@ -21,19 +21,19 @@ using fused::Wave;
 
 // dx of x̂ = x/‖x‖ from dx̂, in place: (dx̂ − x̂ (x̂·dx̂))/‖x‖.
 void project_rows(const Tensor& unit, const Tensor& inverse, const Tensor& grad) {
-  const int64_t rows = inverse.numel(), depth = unit.dim(3);
-  const float* u = unit.data<float>();
-  float* g = grad.data<float>();
+  const int64_t rows = inverse.numel(), depth = unit.dim(3), N = unit.dim(2), heads = unit.dim(1);
   parallel_for((rows + 255) / 256, [&](int64_t block) {
     for (int64_t r = block * 256; r < std::min(rows, (block + 1) * 256); ++r) {
+      const float* u = unit.data<float>() + r * depth;
+      float* g = grad.data<float>() + r / N / heads * grad.stride(0) +
+                 r / N % heads * grad.stride(1) + r % N * grad.stride(2);
       // A key without a gradient keeps none, whatever it holds: it may be masked and NaN.
-      if (std::all_of(g + r * depth, g + (r + 1) * depth, [](float x) { return x == 0; })) continue;
+      if (std::all_of(g, g + depth, [](float x) { return x == 0; })) continue;
       double dot = 0;
-      for (int64_t i = 0; i < depth; ++i) dot += double{u[r * depth + i]} * g[r * depth + i];
+      for (int64_t i = 0; i < depth; ++i) dot += double{u[i]} * g[i];
       const double inv = inverse.data<double>()[r];
       for (int64_t i = 0; i < depth; ++i) {
-        float& x = g[r * depth + i];
-        x = inv == 0 ? 0 : static_cast<float>((x - u[r * depth + i] * dot) * inv);
+        g[i] = inv == 0 ? 0 : static_cast<float>((g[i] - u[i] * dot) * inv);
       }
     }
   });
@@ -57,6 +57,8 @@ double sum_of(const float* x, int64_t n) {
 constexpr int64_t kTableWave = 32;
 // Keys whose partial sums are added up by one task.
 constexpr int64_t kAddKeys = 1024;
+// Rows at a multiple of this distance, 2 KB, fall into one or two groups of L1 cache sets.
+constexpr int64_t kBadStride = 512;
 // Strips that leave parts at once.
 constexpr int64_t kMostParts = 256;
 
@@ -78,7 +80,7 @@ class Backward {
         D_(problem.shape.D),
         Dv_(problem.shape.Dv),
         group_(H_ / Hk_),
-        operands_(fused::operands_of(problem, up.dy)),
+        operands_(fused::operands_of(problem, up.dy, false, saved.ordinary)),
         sequences_(fused::sequences_of(problem)),
         bias_(fused::bias_gradient_of(problem, wanted)),
         wants_score_w_(wanted.score_w && grads.dscore_w.defined()),
@@ -92,7 +94,7 @@ class Backward {
     table2d_ =
         wanted.tables && grads.dtable2d.defined() ? p_.in.table2d.dim(1) * p_.in.table2d.dim(2) : 0;
     // A NaN row has NaN weights at masked keys too, which must be stepped over.
-    operands_.careful = operands_.careful || any_nan(saved.row_stat);
+    operands_.careful = operands_.careful || (!saved.ordinary && any_nan(saved.row_stat));
     cut();
   }
 
@@ -148,13 +150,17 @@ class Backward {
     return std::any_of(x, x + flat.numel(), [](float v) { return std::isnan(v); });
   }
 
-  // Whether the first chunks may add to dK and dV themselves: rows as the kernels want them.
-  bool adds_in_place() const {
-    const auto aligned = [&](const Tensor& t) {
-      return reinterpret_cast<uintptr_t>(t.raw()) % (kernels_.lanes * sizeof(float)) == 0;
+  // Whether the first chunks may add to dK and dV themselves: rows as the kernels want them, and
+  // not so far apart that they fight for few cache sets. Parts are added to dense rows alone.
+  bool adds_in_place(bool parts) const {
+    const auto serves = [&](const Tensor& t, int64_t depth) {
+      const int64_t row = t.stride(2);
+      return reinterpret_cast<uintptr_t>(t.raw()) % (kernels_.lanes * sizeof(float)) == 0 &&
+             t.stride(0) % kernels_.lanes == 0 && t.stride(1) % kernels_.lanes == 0 &&
+             row % kernels_.lanes == 0 && (row == depth || (!parts && row % kBadStride != 0));
     };
-    return grads_.dk.defined() && D_ == dk_stride_ && Dv_ == dv_stride_ && aligned(grads_.dk) &&
-           aligned(grads_.dv);
+    return grads_.dk.defined() && D_ == dk_stride_ && Dv_ == dv_stride_ && serves(grads_.dk, D_) &&
+           serves(grads_.dv, Dv_);
   }
 
   void cut() {
@@ -166,7 +172,7 @@ class Backward {
     fused::ChunkRules rules = fused::chunk_rules(p_.spec, row_sums, shared_sums);
     if (tables) rules.wave = kTableWave;
     const int64_t row = products_ ? dk_stride_ + dv_stride_ : 0;
-    chunks_.cut(sequences_, Hk_, kernels_.width, rules, row, adds_in_place());
+    chunks_.cut(sequences_, Hk_, kernels_.width, rules, row, adds_in_place(rules.parts));
     for (const Sequence& s : sequences_) most_keys_ = std::max(most_keys_, s.keys);
     if (bias_ == fused::BiasGradient::keys) {
       int64_t at = 0;
@@ -181,20 +187,37 @@ class Backward {
 
   // dK's and dV's rows from key `key` of the chunk's sequence on, in place or partial.
   struct KeyRows {
-    float *dk, *dv;
+    float* dk;
+    int64_t dk_stride;
+    float* dv;
+    int64_t dv_stride;
     int64_t count;  // of the panel
   };
   KeyRows rows_in_place(const Chunk& c, int64_t key, const Wave& wave) const {
     const Sequence& s = sequences_[c.sequence];
-    const int64_t row = (s.batch * Hk_ + c.kv_head) * M_ + s.key_begin + key;
-    return {grads_.dk.data<float>() + row * D_, grads_.dv.data<float>() + row * Dv_,
+    const auto at = [&](const Tensor& t) {
+      return t.data<float>() + s.batch * t.stride(0) + c.kv_head * t.stride(1) +
+             (s.key_begin + key) * t.stride(2);
+    };
+    return {at(grads_.dk), grads_.dk.stride(2), at(grads_.dv), grads_.dv.stride(2),
             std::min(wave.panel, s.keys - key)};
   }
   KeyRows rows_of(const Chunk& c, int64_t key, const Wave& wave) const {
     if (c.partial_at < 0) return rows_in_place(c, key, wave);
     const int64_t count = std::min(wave.panel, sequences_[c.sequence].keys - key);
     float* dk = partial_ + c.partial_at;
-    return {dk, dk + count * dk_stride_, count};
+    return {dk, dk_stride_, dk + count * dk_stride_, dv_stride_, count};
+  }
+  void clear(const KeyRows& rows, int64_t begin, int64_t end) const {
+    const auto fill = [&](float* x, int64_t stride, int64_t depth) {
+      if (stride == depth) {
+        std::fill(x + begin * stride, x + end * stride, 0.0f);
+        return;
+      }
+      for (int64_t j = begin; j < end; ++j) std::fill_n(x + j * stride, depth, 0.0f);
+    };
+    fill(rows.dk, rows.dk_stride, dk_stride_);
+    fill(rows.dv, rows.dv_stride, dv_stride_);
   }
 
   // Task `place` of a wave, over the panel of keys from `key` on.
@@ -208,8 +231,7 @@ class Backward {
     KeyRows rows{};
     if (products_) {
       rows = rows_of(c, key, wave);
-      std::fill_n(rows.dk, rows.count * dk_stride_, 0.0f);
-      std::fill_n(rows.dv, rows.count * dv_stride_, 0.0f);
+      clear(rows, 0, rows.count);
     }
     fused::Tile tile;
     for (int64_t h = c.kv_head * group_; h < (c.kv_head + 1) * group_; ++h) {
@@ -219,9 +241,9 @@ class Backward {
         kernels::TileGradients& g = tile.gradients;
         if (products_) {
           g.dk = rows.dk;
-          g.dk_stride = dk_stride_;
+          g.dk_stride = rows.dk_stride;
           g.dv = rows.dv;
-          g.dv_stride = dv_stride_;
+          g.dv_stride = rows.dv_stride;
         }
         if (wave.panel < wave.keys) {
           g.key_begin = key;
@@ -253,8 +275,8 @@ class Backward {
     const int64_t row = (s.batch * H_ + h) * N_ + i0;
     const auto at = [&](const Tensor& t) { return t.defined() ? t.data<float>() + row : nullptr; };
     if (products_) {
-      g.dq = dq_.data<float>() + row * D_;
-      g.dq_stride = D_;
+      g.dq = dq_.data<float>() + s.batch * dq_.stride(0) + h * dq_.stride(1) + i0 * dq_.stride(2);
+      g.dq_stride = dq_.stride(2);
     }
     if (bias_ == fused::BiasGradient::matrix) {
       const Tensor view = grads_.dbias.broadcast_to({B_, H_, N_, M_});
@@ -278,9 +300,7 @@ class Backward {
     const KeyRows rows = rows_of(c, 0, wave);
     const int64_t blocks = (s.keys + kAddKeys - 1) / kAddKeys;
     parallel_for(blocks, [&](int64_t block) {
-      const int64_t from = block * kAddKeys, count = std::min(kAddKeys, s.keys - from);
-      std::fill_n(rows.dk + from * dk_stride_, count * dk_stride_, 0.0f);
-      std::fill_n(rows.dv + from * dv_stride_, count * dv_stride_, 0.0f);
+      clear(rows, block * kAddKeys, std::min((block + 1) * kAddKeys, s.keys));
     });
     const int64_t least = fused::least_parts();
     std::vector<Part> parts;
@@ -370,10 +390,10 @@ class Backward {
         if (n > index && c.first) break;
         if (c.partial_at < 0) continue;
         const KeyRows part = rows_of(c, key, wave);
-        kernels_.add_rows(count, D_, part.dk + from * dk_stride_, dk_stride_, to.dk + from * D_, D_,
-                          n > index);
-        kernels_.add_rows(count, Dv_, part.dv + from * dv_stride_, dv_stride_, to.dv + from * Dv_,
-                          Dv_, n > index);
+        kernels_.add_rows(count, D_, part.dk + from * part.dk_stride, part.dk_stride,
+                          to.dk + from * to.dk_stride, to.dk_stride, n > index);
+        kernels_.add_rows(count, Dv_, part.dv + from * part.dv_stride, part.dv_stride,
+                          to.dv + from * to.dv_stride, to.dv_stride, n > index);
       }
     });
   }

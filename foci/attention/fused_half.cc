@@ -55,6 +55,7 @@ void fused_forward(const Problem& p, AttentionOutputs& out) {
   fused::forward_f32(widened(p), wide);
   out.y.copy_from(wide.y);
   out.skipped_pairs = wide.skipped_pairs;
+  out.ordinary = wide.ordinary;
 }
 
 void fused_backward(const Problem& p, const AttentionOutputs& saved, const AttentionUpstream& up,

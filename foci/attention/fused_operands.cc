@@ -33,6 +33,9 @@ void normalise_rows(const Tensor& from, const Tensor& to, const Tensor& inverse)
   });
 }
 
+// Rows that one task looks through.
+constexpr int64_t kLookRows = 256;
+
 // Whether a number is NaN, infinite or beyond what products of two may be taken of.
 bool any_beyond(const kernels::AttentionKernels& kernels, const Tensor& t) {
   if (!t.defined() || t.numel() == 0) return false;
@@ -40,17 +43,20 @@ bool any_beyond(const kernels::AttentionKernels& kernels, const Tensor& t) {
   int64_t heads = t.dim(1), depth = t.dim(3);
   const int64_t rows = t.dim(2), row_stride = t.stride(2);
   // Heads side by side in a row of channels, as a projection leaves them, are read as one.
-  if (t.stride(1) == depth && row_stride == heads * depth) {
+  if (t.stride(1) == depth && row_stride >= heads * depth) {
     depth *= heads;
     heads = 1;
   }
-  parallel_for(t.dim(0) * heads, [&](int64_t task) {
-    const float* x = t.data<float>() + task / heads * t.stride(0) + task % heads * t.stride(1);
+  const int64_t blocks = (rows + kLookRows - 1) / kLookRows;
+  parallel_for(t.dim(0) * heads * blocks, [&](int64_t task) {
+    const int64_t head = task / blocks, begin = task % blocks * kLookRows;
+    const int64_t end = std::min(begin + kLookRows, rows);
+    const float* x = t.data<float>() + head / heads * t.stride(0) + head % heads * t.stride(1);
     if (row_stride == depth) {
-      if (kernels.any_beyond(x, rows * depth)) found = true;
+      if (kernels.any_beyond(x + begin * depth, (end - begin) * depth)) found = true;
       return;
     }
-    for (int64_t r = 0; r < rows && !found; ++r) {
+    for (int64_t r = begin; r < end && !found; ++r) {
       if (kernels.any_beyond(x + r * row_stride, depth)) found = true;
     }
   });
@@ -200,7 +206,7 @@ bool serves_narrow(const AttentionSpec& spec) {
          (std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score));
 }
 
-Operands operands_of(const Problem& p, const Tensor& dy, bool narrow) {
+Operands operands_of(const Problem& p, const Tensor& dy, bool narrow, bool ordinary) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
   Operands o;
   o.v = p.in.v;
@@ -231,8 +237,9 @@ Operands operands_of(const Problem& p, const Tensor& dy, bool narrow) {
       p.spec.score);
   // Careful costs forward_narrow nothing, looking through K and V as much as reading them.
   narrow = narrow && p.shape.N <= kernels::kNarrowRows;
-  o.careful = narrow || any_beyond(kernels, o.q) || any_beyond(kernels, o.k) ||
-              any_beyond(kernels, o.v) || any_beyond(kernels, dy) ||
+  o.careful = narrow || any_beyond(kernels, dy) ||
+              (!ordinary && (any_beyond(kernels, o.q) || any_beyond(kernels, o.k) ||
+                             any_beyond(kernels, o.v))) ||
               std::abs(factor) > kLargestFactor;
   // Of the small tables those that the spec reads, which bind made float32.
   const auto look_at = [&](bool read, const Tensor& table) {

@@ -73,25 +73,8 @@ void add_into(const Tensor& into, const Tensor& g) {
   });
 }
 
-template <class T>
-void copy_rows(const Tensor& to, const Tensor& from) {
-  require(to.shape() == from.shape(), "copy_rows: shapes {} and {}", to.shape().str(),
-          from.shape().str());
-  if (to.numel() == 0) return;
-  const int64_t width = to.dim(-1), to_step = to.stride(-1), from_step = from.stride(-1);
-  for_rows<T>(to, from, [=](T* x, const T* y) {
-    if (to_step == 1 && from_step == 1) {
-      std::copy_n(y, width, x);
-      return;
-    }
-    for (int64_t c = 0; c < width; ++c) x[c * to_step] = y[c * from_step];
-  });
-}
-
 template void add_into<float>(const Tensor&, const Tensor&);
 template void add_into<double>(const Tensor&, const Tensor&);
-template void copy_rows<float>(const Tensor&, const Tensor&);
-template void copy_rows<double>(const Tensor&, const Tensor&);
 
 double sum_of_squares(int64_t n, const float* x) {
   return kernels::sum_of_squares(current_target(), n, x);

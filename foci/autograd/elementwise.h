@@ -16,9 +16,6 @@ FOCI_API void axpy(int64_t n, T scale, const T* x, T* y);  // y += scale · x
 // into += g, of equal shapes, any strides
 template <class T>
 FOCI_API void add_into(const Tensor& into, const Tensor& g);
-// to = from, likewise; on all threads
-template <class T>
-FOCI_API void copy_rows(const Tensor& to, const Tensor& from);
 
 // Σ x² in double, in a fixed order.
 FOCI_API double sum_of_squares(int64_t n, const float* x);

@@ -38,6 +38,9 @@ struct AttentionOutputs {
   // whose score forward did not compute, because a bound showed that top-k would not choose the
   // key. What the other outputs hold does not depend on it. 0 under other normalisers.
   int64_t skipped_pairs = 0;
+  // Forward saw that all it read is finite, and so small that products of it are: backward of the
+  // same inputs need not look again.
+  bool ordinary = false;
 };
 
 // Gradients that arrive from above. Undefined ones are zero.
@@ -51,7 +54,7 @@ struct AttentionUpstream {
 
 // Gradients that backward gives; which ones, the caller chooses (AttentionWanted).
 struct AttentionGradients {
-  Tensor dq{}, dk{}, dv{};  // as q, k, v
+  Tensor dq{}, dk{}, dv{};  // as q, k, v; the last stride 1
   Tensor dbias{};           // in bias's own shape
   Tensor dslopes{};         // [H]
   Tensor dtable1d{};        // as table1d

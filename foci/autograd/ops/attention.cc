@@ -3,8 +3,9 @@
 //
 // Saved for backward: q, k, v, y and one row statistic (see attention/plan.h); weights are computed
 // again.
+#include <array>
+
 #include "foci/attention/plan.h"
-#include "foci/autograd/elementwise.h"
 #include "foci/autograd/ops.h"
 #include "foci/autograd/ops/attention_f64.h"
 #include "foci/autograd/profile.h"
@@ -37,9 +38,10 @@ struct FloatEngine {
   }
   double visible_pairs() const { return static_cast<double>(bound.visible_pairs()); }
   void forward(AttentionOutputs& out) const { bound.forward(out); }
-  AttentionGradients backward(const AttentionOutputs& saved, const AttentionUpstream& up,
-                              const AttentionWanted& wanted) const {
-    return bound.backward(saved, up, wanted);
+  // Writes dq, dk and dv into those that are given.
+  void backward(const AttentionOutputs& saved, const AttentionUpstream& up,
+                const AttentionWanted& wanted, AttentionGradients& g) const {
+    bound.backward(saved, up, wanted, g);
   }
   Tensor weights(const AttentionOutputs& saved, std::span<const int64_t> rows,
                  std::span<const int64_t> heads) const {
@@ -56,9 +58,18 @@ struct DoubleEngine {
   }
   double visible_pairs() const { return 0; }  // nobody measures the plain loop
   void forward(AttentionOutputs& out) const { attention_f64_forward(spec, in, out); }
-  AttentionGradients backward(const AttentionOutputs& saved, const AttentionUpstream& up,
-                              const AttentionWanted&) const {
-    return attention_f64_backward(spec, in, saved, up);
+  void backward(const AttentionOutputs& saved, const AttentionUpstream& up, const AttentionWanted&,
+                AttentionGradients& g) const {
+    const AttentionGradients given = g;
+    g = attention_f64_backward(spec, in, saved, up);
+    const auto place = [](const Tensor& to, Tensor& made) {
+      if (!to.defined()) return;
+      if (made.defined()) to.copy_from(made);
+      made = to;
+    };
+    place(given.dq, g.dq);
+    place(given.dk, g.dk);
+    place(given.dv, g.dv);
   }
   Tensor weights(const AttentionOutputs&, std::span<const int64_t> rows,
                  std::span<const int64_t> heads) const {
@@ -74,46 +85,64 @@ void put(const std::shared_ptr<detail::GradSlot<T>>& slot, const Tensor& g) {
   if (slot && g.defined()) slot->add(g.to(dtype_v<T>).reshape(slot->shape), false);
 }
 
-// g [B, heads, N, size] to where [B, N, heads·size] collects.
 template <class T>
-void put_heads(const std::shared_ptr<detail::GradSlot<T>>& slot, const Tensor& g) {
-  if (!slot) return;
-  const int64_t heads = g.dim(1);
-  if (!slot->awaits_first()) {
-    add_into<T>(split_heads(slot->buffer(), heads, heads), g);
-  } else {
-    Tensor first = Tensor::empty(slot->shape, dtype_v<T>);
-    copy_rows<T>(split_heads(first, heads, heads), g);
-    slot->add(first, true);
-  }
-}
+using Slot = std::shared_ptr<detail::GradSlot<T>>;
 
-// Likewise of q, k and v at once, where they are parts of one value that lie side by side and make
-// it up: then nothing needs to be cleared. Whether it did.
+// Where backward writes the gradients of q, k and v: tensors of the values' own shapes [B, N,
+// heads·size], so that nothing is copied afterwards.
 template <class T>
-bool put_joint(const std::shared_ptr<detail::GradSlot<T>>& q,
-               const std::shared_ptr<detail::GradSlot<T>>& k,
-               const std::shared_ptr<detail::GradSlot<T>>& v, const AttentionGradients& g) {
-  if (!q || !k || !v || !q->base || k->base != q->base || v->base != q->base) return false;
-  const std::shared_ptr<detail::GradSlot<T>> base = q->base;
-  if (!base->awaits_first() || g.dv.dim(1) * g.dv.dim(3) != v->shape[2]) return false;
-  const Tensor all = Tensor::empty(base->shape, dtype_v<T>);
-  const Tensor to_q = q->view(all), to_k = k->view(all), to_v = v->view(all);
-  const int64_t width = base->shape.back();
-  const auto lies = [&](const Tensor& t, int64_t at) {
-    return t.raw() == all.data<T>() + at && t.stride(1) == width && t.stride(2) == 1;
-  };
-  const int64_t k_at = q->shape[2], v_at = k_at + k->shape[2];
-  if (q->shape[0] * q->shape[1] * width != all.numel() || v_at + v->shape[2] != width ||
-      !lies(to_q, 0) || !lies(to_k, k_at) || !lies(to_v, v_at)) {
-    return false;
+class Places {
+ public:
+  Places(const Slot<T>& q, const Slot<T>& k, const Slot<T>& v) : slots_{q, k, v} {
+    if (share_one()) return;
+    for (int i = 0; i < 3; ++i) {
+      if (slots_[i]) own_[i] = Tensor::empty(slots_[i]->shape, dtype_v<T>);
+    }
   }
-  copy_rows<T>(split_heads(to_q, g.dq.dim(1), g.dq.dim(1)), g.dq);
-  copy_rows<T>(split_heads(to_k, g.dk.dim(1), g.dk.dim(1)), g.dk);
-  copy_rows<T>(split_heads(to_v, g.dv.dim(1), g.dv.dim(1)), g.dv);
-  base->add(all, true);
-  return true;
-}
+  const Tensor& q() const { return own_[0]; }
+  const Tensor& k() const { return own_[1]; }
+  const Tensor& v() const { return own_[2]; }
+
+  // Gives them to the values.
+  void give() const {
+    if (all_.defined()) {
+      slots_[0]->base->add(all_, true);
+      return;
+    }
+    for (int i = 0; i < 3; ++i) {
+      if (slots_[i]) slots_[i]->add(own_[i], true);
+    }
+  }
+
+ private:
+  // Where q, k and v are parts of one value that lie side by side and make it up, one tensor serves
+  // them all, and nothing needs to be cleared.
+  bool share_one() {
+    for (const Slot<T>& slot : slots_) {
+      if (!slot || !slot->base || slot->base != slots_[0]->base) return false;
+    }
+    const Slot<T>& base = slots_[0]->base;
+    if (!base->awaits_first()) return false;
+    const Tensor all = Tensor::empty(base->shape, dtype_v<T>);
+    const int64_t width = base->shape.back();
+    int64_t at = 0;
+    for (int i = 0; i < 3; ++i) {
+      own_[i] = slots_[i]->view(all);
+      if (own_[i].raw() != all.data<T>() + at || own_[i].stride(1) != width ||
+          own_[i].stride(2) != 1) {
+        return false;
+      }
+      at += own_[i].dim(2);
+    }
+    if (at != width || own_[0].dim(0) * own_[0].dim(1) * width != all.numel()) return false;
+    all_ = all;
+    return true;
+  }
+
+  std::array<Slot<T>, 3> slots_;
+  std::array<Tensor, 3> own_;
+  Tensor all_;
+};
 
 }  // namespace
 
@@ -212,15 +241,22 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
                 if (entropy) up.dentropy = entropy->grad;
                 if (coverage) up.dcoverage = coverage->grad;
                 if (max_weight) up.dmax_weight = max_weight->grad;
-                const AttentionGradients g = engine.backward(out, up, wanted);
-                if (!put_joint<T>(dq, dk, dv, g)) {
-                  put_heads<T>(dq, g.dq);
-                  put_heads<T>(dk, g.dk);
-                  if (value_heads == Hk) {
-                    put_heads<T>(dv, g.dv);
-                  } else {  // one projection for all heads: their gradients add up, in order
-                    for (int64_t h = 0; h < Hk; ++h) put_heads<T>(dv, g.dv.slice(1, h, h + 1));
-                  }
+                AttentionGradients g;
+                const bool shared_values = value_heads != Hk;
+                const Places<T> places(dq, dk, shared_values ? nullptr : dv);
+                const auto shown = [](const Tensor& t, int64_t heads) {
+                  return t.defined() ? split_heads(t, heads, heads) : Tensor();
+                };
+                if (wanted.qkv) {
+                  g.dq = shown(places.q(), H);
+                  g.dk = shown(places.k(), Hk);
+                  g.dv = shown(places.v(), Hk);
+                }
+                engine.backward(out, up, wanted, g);
+                places.give();
+                // One projection for all heads: their gradients add up, in order.
+                for (int64_t h = 0; shared_values && dv && h < Hk; ++h) {
+                  dv->add(g.dv.select(1, h), false);
                 }
                 put<T>(dbias, g.dbias);
                 put<T>(dslopes, g.dslopes);
