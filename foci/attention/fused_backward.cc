@@ -99,6 +99,7 @@ class Backward {
   }
 
   void run() {
+    zeros_.assign(std::max(dk_stride_, dv_stride_), 0.0f);
     const kernels::Scratch partial(chunks_.most_partial);
     partial_ = partial.get();
     dq_ =
@@ -214,7 +215,8 @@ class Backward {
         std::fill(x + begin * stride, x + end * stride, 0.0f);
         return;
       }
-      for (int64_t j = begin; j < end; ++j) std::fill_n(x + j * stride, depth, 0.0f);
+      // Short rows, for which calls of memset cost more than what they do.
+      kernels_.add_rows(end - begin, depth, zeros_.data(), 0, x + begin * stride, stride, false);
     };
     fill(rows.dk, rows.dk_stride, dk_stride_);
     fill(rows.dv, rows.dv_stride, dv_stride_);
@@ -541,6 +543,7 @@ class Backward {
   std::vector<kernels::RowConstants> constants_;  // [group, queries of a sequence], with panels
   int64_t most_keys_ = 0;
   float* partial_ = nullptr;
+  std::vector<float> zeros_;  // a row of K or V
   Tensor dq_;
   Sums sums_;
   std::vector<double> table_sums_;  // [H, table1d + table2d]

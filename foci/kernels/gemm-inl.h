@@ -191,12 +191,18 @@ HWY_INLINE void tile_aside(const PanelArgs& t, const float* a, int64_t row) {
 
 template <int kRows, ReadA kRead>
 HWY_NOINLINE void any_tile(const PanelArgs& t, const float* a, int64_t row) {
-  // C lies far from what was used last.
-  for (int r = 0; r < kRows; ++r) {
-    const float* c = t.c + (row + r) * t.ldc;
-    hwy::Prefetch(c);
-    if (t.cols > kLanes) hwy::Prefetch(c + kLanes);
-  }
+  // C lies far from what was used last, and so does what it is to be finished with.
+  const auto fetch = [&](const float* rows, int64_t stride) HWY_ATTR {
+    for (int r = 0; r < kRows; ++r) {
+      const float* at = rows + (row + r) * stride;
+      hwy::Prefetch(at);
+      if (t.cols > kLanes) hwy::Prefetch(at + kLanes);
+    }
+  };
+  fetch(t.c, t.ldc);
+  if (t.finish.factor) fetch(t.finish.factor, t.finish.ld_factor);
+  if (t.finish.add) fetch(t.finish.add, t.finish.ld_add);
+  if (t.finish.slope) fetch(t.finish.slope, t.finish.ld_slope);
   if (t.cols <= kLanes) return tile_aside<kRows, 1, kRead>(t, a, row);
   if (t.aside) return tile_aside<kRows, kTileVectors, kRead>(t, a, row);
   tile<kRows, kTileVectors, kRead>(t.depth, a, t.lda, t.b, t.ldb, t.c + row * t.ldc, t.ldc, t.bias,
