@@ -71,7 +71,7 @@ bool any_beyond_flat(const kernels::AttentionKernels& kernels, const Tensor& t) 
 Tensor exponentials(const kernels::AttentionKernels& kernels, const Tensor& t,
                     std::vector<kernels::RowSize>& sizes) {
   const int64_t heads = t.dim(1), rows = t.dim(2), depth = t.dim(3);
-  const Tensor to = Tensor::empty(t.shape());
+  Tensor to = Tensor::empty(t.shape());
   sizes.resize(t.dim(0) * heads * rows);
   parallel_for(t.dim(0) * heads, [&](int64_t task) {
     const float* x = t.data<float>() + task / heads * t.stride(0) + task % heads * t.stride(1);
@@ -86,7 +86,7 @@ Tensor exponentials(const kernels::AttentionKernels& kernels, const Tensor& t,
 Tensor boxes_of(const kernels::AttentionKernels& kernels, const Tensor& k) {
   const int64_t heads = k.dim(1), rows = k.dim(2), depth = k.dim(3);
   const int64_t blocks = (rows + kernels::kBoxKeys - 1) / kernels::kBoxKeys;
-  const Tensor boxes = Tensor::empty({k.dim(0), heads, blocks, 2, depth});
+  Tensor boxes = Tensor::empty({k.dim(0), heads, blocks, 2, depth});
   constexpr int64_t kStep = 16;  // blocks a task
   const int64_t steps = (blocks + kStep - 1) / kStep;
   parallel_for(k.dim(0) * heads * steps, [&](int64_t task) {
@@ -133,7 +133,7 @@ BiasFinds look_at_bias(const kernels::AttentionKernels& kernels, const Tensor& b
         if constexpr (std::is_same_v<T, float>) {
           const bool is_minus = x == -std::numeric_limits<float>::infinity();
           minus |= is_minus;
-          odd |= !is_minus && !(x - x == 0);
+          odd |= !is_minus && !std::isfinite(x);
         } else {
           constexpr bool half = std::is_same_v<T, f16>;
           constexpr uint16_t exponent = half ? 0x7C00 : 0x7F80;

@@ -86,8 +86,8 @@ class FOCI_API Bound {
   // `saved` is what forward gave: y and row_stat are needed. Undefined upstream gradients are zero.
   AttentionGradients backward(const AttentionOutputs& saved, const AttentionUpstream& upstream,
                               const AttentionWanted& wanted = {}) const;
-  // Writes into the given tensors (shapes as in AttentionGradients; undefined ones are made). dq, dk
-  // and dv may be views whose rows are dense, as parts of one tensor, the others are contiguous.
+  // Writes into the given tensors (shapes as in AttentionGradients; undefined ones are made). dq,
+  // dk and dv may be views whose rows are dense, as parts of one tensor, the others are contiguous.
   void backward(const AttentionOutputs& saved, const AttentionUpstream& upstream,
                 const AttentionWanted& wanted, AttentionGradients& gradients) const;
 

@@ -118,7 +118,8 @@ Var<T> Tape<T>::view(const Var<T>& x, const std::function<Tensor(const Tensor&)>
 }
 
 template <class T>
-void Tape<T>::record(const std::vector<Var<T>>& outputs, std::function<void()> back) {
+void Tape<T>::record(const std::vector<Var<T>>& outputs,
+                     std::function<void()> back) {  // NOLINT(performance-unnecessary-value-param)
   Step step;
   for (const Var<T>& v : outputs) {
     if (v.slot_) step.outputs.push_back(v.slot_);

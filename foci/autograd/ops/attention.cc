@@ -195,8 +195,8 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
   ProfileScope timed(Operator::attention, Pass::forward);
   const Engine<T> engine = Engine<T>::make(spec, in);
   const double pairs = timed.on() ? engine.visible_pairs() : 0;
-  const double D = static_cast<double>(q.dim(2) / H), Dv_ = static_cast<double>(Dv);
-  timed.add_flops(2 * pairs * (D + Dv_));
+  const int64_t D = q.dim(2) / H;
+  timed.add_flops(2 * pairs * static_cast<double>(D + Dv));
   AttentionOutputs out;
   Tensor y = Tensor::empty({B, N, H * Dv}, dtype_v<T>);
   out.y = split_heads(y, H, H);
@@ -228,8 +228,8 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
   wanted.score_w = a.score_w.needs_grad();
   wanted.scale = a.scale.needs_grad();
   tape.record({result.y, result.row_stat, result.entropy, result.coverage, result.max_weight},
-              [engine, out, wanted, back_flops = 2 * pairs * (3 * D + 2 * Dv_), H, Hk, value_heads,
-               y_slot = result.y.slot(), stat = result.row_stat.slot(),
+              [engine, out, wanted, back_flops = 2 * pairs * static_cast<double>(3 * D + 2 * Dv), H,
+               Hk, value_heads, y_slot = result.y.slot(), stat = result.row_stat.slot(),
                entropy = result.entropy.slot(), coverage = result.coverage.slot(),
                max_weight = result.max_weight.slot(), dq = q.slot(), dk = k.slot(), dv = v.slot(),
                dbias = a.bias.slot(), dslopes = a.slopes.slot(), dtable1d = a.table1d.slot(),
