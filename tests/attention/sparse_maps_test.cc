@@ -177,6 +177,39 @@ TEST(SparseMaps, LongSequencesInParts) {
   }
 }
 
+// A number in one head that is not finite has everything computed with care, and changes no bit of
+// another head's gradients, which are of both signs.
+TEST(SparseMaps, PartsBesideAHeadOfNaN) {
+  const AttentionShape shape{1, 2, 2, 8300, 20, 8, 8};
+  for (const Normalizer& normalizer : {Normalizer(Sparsemax{}), Normalizer(TopK{5})}) {
+    for (const bool dropout : {false, true}) {
+      Rng rng(31);
+      AttentionSpec spec;
+      spec.normalizer = normalizer;
+      if (dropout) spec.dropout = Dropout{0.3, 9};
+      AttentionInputs in;
+      in.q = random_normal(rng, {1, 2, shape.N, shape.D});
+      in.k = random_normal(rng, {1, 2, shape.M, shape.D});
+      in.v = random_normal(rng, {1, 2, shape.M, shape.Dv});
+      AttentionUpstream up;
+      up.dy = random_normal(rng, {1, 2, shape.N, shape.Dv});
+      const auto first_head = [&](SimdTarget target) {
+        const Bound bound = bind_fused(spec, shape, in, target);
+        AttentionGradients g = bound.backward(bound.forward(), up);
+        for (Tensor* t : {&g.dq, &g.dk, &g.dv}) *t = t->slice(1, 0, 1);
+        return g;
+      };
+      std::vector<AttentionGradients> want;
+      for (SimdTarget target : supported_targets()) want.push_back(first_head(target));
+      in.v.at<float>(0, 1, 3, 0) = std::numeric_limits<float>::quiet_NaN();
+      for (size_t n = 0; n < want.size(); ++n) {
+        const SimdTarget target = supported_targets()[n];
+        EXPECT_EQ(testing::differing_bits(first_head(target), want[n]), "") << name_of(target);
+      }
+    }
+  }
+}
+
 // Parts that grow under a causal mask until some find no room and are solved again: nothing is
 // added twice, neither to dQ, dK and dV nor to a bias of one number a score.
 TEST(SparseMaps, PartsWithoutRoom) {

@@ -167,10 +167,16 @@ inline void add_part(const SparsePart& p, bool careful, int64_t key_begin, int64
   const int32_t* end = std::lower_bound(begin, p.index + p.count, key_end);
   const int64_t at = begin - p.index, count = end - begin;
   const float* weights = p.weights + at * W;
-  // A gradient of −0 is as good a mark of what to step over: rows of Q that are not finite have no
-  // weights.
-  const StripSet dscores{{p.dscores + at * W}, {p.dscores + at * W}, 1, p.lanes};
-  scatter_strips(careful, dscores, count, begin, D, p.q_rows, q_stride, dk, q_stride);
+  // Gradients of 0 are stepped over: rows of Q that are not finite have no others.
+  constexpr int64_t kMarked = 64;
+  HWY_ALIGN float marks[kMarked * kMaxLanes];
+  for (int64_t u = 0, n = 0; u < count; u += n) {
+    n = careful ? HWY_MIN(kMarked, count - u) : count;
+    const float* from = p.dscores + (at + u) * W;
+    for (int64_t i = 0; careful && i < n * W; ++i) marks[i] = from[i] == 0 ? -0.0f : 0.0f;
+    const StripSet dscores{{from}, {careful ? marks : from}, 1, p.lanes};
+    scatter_strips(careful, dscores, n, begin + u, D, p.q_rows, q_stride, dk, q_stride);
+  }
   if (p.dy_rows == nullptr) return;
   const StripSet kept{{weights}, {weights}, 1, p.lanes};
   scatter_strips(careful, kept, count, begin, Dv, p.dy_rows, dy_stride, dv, dy_stride);
