@@ -56,7 +56,8 @@ AttentionInputs random_inputs(const AttentionSpec& spec, const AttentionShape& s
 
 // Rows of q and k become clusters·Hk groups of neighbours: each a tenth of itself about a normal
 // centre that the queries and keys of a group have in common, row i of n in group i·clusters/n.
-// Data on which top-k need not score every key. `clusters` ≥ 1.
+// Data on which top-k need not score every key. `clusters` ≥ 1; those beyond one a row
+// have no members.
 void cluster_rows(AttentionInputs& in, int64_t clusters, uint64_t seed);
 
 // Bytes of inputs, outputs, gradients and the largest workspace. Throws ArgumentError where Plan

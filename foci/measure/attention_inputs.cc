@@ -19,6 +19,11 @@ Tensor normal(Rng& rng, const Dims& shape, double spread = 1) {
   return t;
 }
 
+// Beyond one a row, groups have no members.
+int64_t used_clusters(int64_t clusters, int64_t queries, int64_t keys) {
+  return std::min(clusters, std::max({queries, keys, int64_t{1}}));
+}
+
 Tensor key_lengths(Rng& rng, const AttentionShape& s) {
   Tensor t = Tensor::empty({s.B}, DType::i64);
   for (int64_t& n : t.span<int64_t>()) n = s.M - rng.below(s.M / 2 + 1);
@@ -94,6 +99,7 @@ AttentionInputs random_inputs(const AttentionSpec& spec, const AttentionShape& s
 
 void cluster_rows(AttentionInputs& in, int64_t clusters, uint64_t seed) {
   Rng rng(seed, 2);
+  clusters = used_clusters(clusters, in.q.dim(2), in.k.dim(2));
   const int64_t kv_heads = in.k.dim(1), depth = in.k.dim(3);
   const Tensor centre = normal(rng, {in.k.dim(0), kv_heads, clusters, depth});
   for (Tensor* t : {&in.q, &in.k}) {
@@ -124,6 +130,7 @@ double bytes_needed(const AttentionJob& job) {
   const double pairs = elements({s.N, s.M});
   // Inputs are drawn in float32; each of them, y and dy has a gradient of its size.
   double bytes = 4 * (2 * (rows + keys + values) + 4 * y);
+  bytes += 4 * elements({s.B, s.Hk, used_clusters(job.clusters, s.N, s.M), s.D});
   if (has_mask<Keep>(job.spec)) bytes += pairs;
   if (find_bias<TensorBias>(job.spec)) bytes += pairs * (job.all_gradients ? 16 : 12);
   return bytes + static_cast<double>(workspace);

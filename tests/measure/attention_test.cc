@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "reference/sweep.h"
 
 namespace foci::measure {
@@ -55,6 +57,21 @@ TEST(MeasureAttention, ClustersSpareTopKItsScores) {
       EXPECT_NEAR(in.q.at<float>(b, h, 129, 3), in.k.at<float>(b, 0, 1023, 3), 1);
     }
   }
+}
+
+// Their centres are counted, and none is drawn that has no rows.
+TEST(MeasureAttention, NoMoreClustersThanRows) {
+  AttentionJob job{.shape = {.B = 1, .H = 2, .Hk = 2, .N = 3, .M = 5, .D = 4, .Dv = 4}};
+  const double without = bytes_needed(job);
+  job.clusters = 5;
+  EXPECT_EQ(bytes_needed(job), without + 4 * 2 * 5 * 4);
+  AttentionInputs five = random_inputs(job.spec, job.shape, 1), many = five;
+  cluster_rows(five, 5, 1);
+  job.clusters = int64_t{1} << 40;
+  EXPECT_EQ(bytes_needed(job), without + 4 * 2 * 5 * 4);
+  cluster_rows(many, job.clusters, 1);
+  EXPECT_TRUE(std::ranges::equal(many.q.span<float>(), five.q.span<float>()));
+  EXPECT_TRUE(std::ranges::equal(many.k.span<float>(), five.k.span<float>()));
 }
 
 AttentionJob small(const AttentionSpec& spec) {
