@@ -79,7 +79,7 @@ void add_shared_bias_gradient(const TileContext& c, const std::vector<Sequence>&
   const int64_t B = p.shape.B, H = p.shape.H, N = p.shape.N;
   const Tensor view = dbias.broadcast_to({B, H, N, p.shape.M});
   const Dims& stride = view.strides();
-  const int64_t tile_size = kernels::kMaxStrips * kernels.width;
+  const int64_t tile_size = int64_t{kernels::kMaxStrips} * kernels.width;
   const int64_t blocks = (N + tile_size - 1) / tile_size;
   const int64_t own_batches = stride[0] == 0 ? 1 : B, own_heads = stride[1] == 0 ? 1 : H;
   int64_t most_keys = 0;

@@ -195,7 +195,8 @@ struct InHeader {
   template <class U>
   InHeader(const InHeader<U>& other) : piece(other.piece) {}
   T* allocate(size_t) {
-    static_assert(sizeof(T) <= sizeof(Piece::count) && alignof(T) <= kAlignment);
+    static_assert(sizeof(T) <= sizeof(Piece::count));
+    static_assert(alignof(T) <= kAlignment);
     return reinterpret_cast<T*>(piece->count);
   }
   void deallocate(T*, size_t) noexcept { pool().give(piece); }

@@ -92,7 +92,7 @@ Tensor resize(const Tensor& pixels, int64_t height, int64_t width) {
   const int64_t old_height = pixels.dim(0), old_width = pixels.dim(1), c = pixels.dim(2);
   require(old_height >= 1 && old_width >= 1, "resize: the picture has no pixels");
   const Tensor source = pixels.contiguous();
-  const Tensor result = Tensor::empty({height, width, c}, DType::u8);
+  Tensor result = Tensor::empty({height, width, c}, DType::u8);
   const std::vector<Taps> down = taps_of(old_height, height);
   const std::vector<Taps> across = taps_of(old_width, width);
   const int64_t old_row = old_width * c;
@@ -126,7 +126,7 @@ Tensor to_grey(const Tensor& pixels) {
           pixels.dim(2));
   if (pixels.dim(2) == 1) return pixels;
   const Tensor source = pixels.contiguous();
-  const Tensor grey = Tensor::empty({pixels.dim(0), pixels.dim(1), 1}, DType::u8);
+  Tensor grey = Tensor::empty({pixels.dim(0), pixels.dim(1), 1}, DType::u8);
   const uint8_t* rgb = source.data<uint8_t>();
   uint8_t* to = grey.data<uint8_t>();
   for (int64_t i = 0; i < grey.numel(); ++i) {

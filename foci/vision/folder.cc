@@ -134,7 +134,7 @@ MappedFile map_picture(const fs::path& path) {
 
 Tensor mirrored(const Tensor& pixels) {
   const int64_t h = pixels.dim(0), w = pixels.dim(1), c = pixels.dim(2);
-  const Tensor result = Tensor::empty(pixels.shape(), DType::u8);
+  Tensor result = Tensor::empty(pixels.shape(), DType::u8);
   const uint8_t* from = pixels.data<uint8_t>();
   uint8_t* to = result.data<uint8_t>();
   for (int64_t y = 0; y < h; ++y) {

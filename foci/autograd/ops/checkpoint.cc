@@ -10,6 +10,7 @@ template <class T>
 Var<T> checkpoint(Tape<T>& tape, const Block<T>& block, const std::vector<Var<T>>& inputs) {
   if (!tape.recording()) return block(tape, inputs);
   std::vector<Var<T>> constants;
+  constants.reserve(inputs.size());
   for (const Var<T>& x : inputs) constants.emplace_back(x.value());
   Tape<T> off(false);
   // Parameters that the block uses want gradients, whatever its inputs do.
@@ -17,6 +18,7 @@ Var<T> checkpoint(Tape<T>& tape, const Block<T>& block, const std::vector<Var<T>
   tape.record({out}, [block, inputs, self = out.slot()] {
     Tape<T> again;
     std::vector<Var<T>> leaves;
+    leaves.reserve(inputs.size());
     for (const Var<T>& x : inputs) {
       leaves.push_back(x.needs_grad() ? again.leaf(x.value()) : again.constant(x.value()));
     }

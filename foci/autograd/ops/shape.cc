@@ -69,12 +69,11 @@ Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim) {
   return out;
 }
 
-#define FOCI_INSTANTIATE(T)                                              \
-  template Var<T> slice(Tape<T>&, const Var<T>&, int, int64_t, int64_t); \
-  template Var<T> reshape(Tape<T>&, const Var<T>&, const Dims&);         \
-  template Var<T> concat(Tape<T>&, const std::vector<Var<T>>&, int);
-FOCI_INSTANTIATE(float)
-FOCI_INSTANTIATE(double)
-#undef FOCI_INSTANTIATE
+template Var<float> slice(Tape<float>&, const Var<float>&, int, int64_t, int64_t);
+template Var<float> reshape(Tape<float>&, const Var<float>&, const Dims&);
+template Var<float> concat(Tape<float>&, const std::vector<Var<float>>&, int);
+template Var<double> slice(Tape<double>&, const Var<double>&, int, int64_t, int64_t);
+template Var<double> reshape(Tape<double>&, const Var<double>&, const Dims&);
+template Var<double> concat(Tape<double>&, const std::vector<Var<double>>&, int);
 
 }  // namespace foci::ops
