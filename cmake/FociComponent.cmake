@@ -1,3 +1,14 @@
+# Makes a floor's include root and names it in OUT.
+function(foci_include_root NAME OUT)
+  # The links depend on the sources alone, so every preset shares them.
+  set(root ${PROJECT_SOURCE_DIR}/build/floors/${NAME})
+  file(MAKE_DIRECTORY ${root}/foci)
+  if(NOT EXISTS ${root}/foci/${NAME})
+    file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${root}/foci/${NAME} SYMBOLIC)
+  endif()
+  set(${OUT} ${root} PARENT_SCOPE)
+endfunction()
+
 # foci_component(NAME HEADERS ... SOURCES ... DEPS ... [PRIVATE_HEADERS ...] [PRIVATE_DEPS ...]
 #                [LIBS ...] [PRIVATE_LIBS ...])
 #
@@ -17,12 +28,7 @@ function(foci_component NAME)
   if(C_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "foci_component(${NAME}): unknown argument ${C_UNPARSED_ARGUMENTS}")
   endif()
-  # The links depend on the sources alone, so every preset shares them.
-  set(root ${PROJECT_SOURCE_DIR}/build/floors/${NAME})
-  file(MAKE_DIRECTORY ${root}/foci)
-  if(NOT EXISTS ${root}/foci/${NAME})
-    file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${root}/foci/${NAME} SYMBOLIC)
-  endif()
+  foci_include_root(${NAME} root)
   foreach(file IN LISTS C_HEADERS C_PRIVATE_HEADERS C_SOURCES)
     if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
       message(FATAL_ERROR "foci_component(${NAME}): no file ${file}")

@@ -23,8 +23,8 @@ void require_given(const Tensor& t, const char* name, const char* reader) {
 
 // Exactly this shape; `letters` explains it.
 void require_shape(const Tensor& t, const char* name, const Dims& shape, const char* letters) {
-  require(t.shape() == shape, "{}: shape {} arrived, {} {} is right", name, t.shape().str(),
-          shape.str(), letters);
+  require(t.shape() == shape, "{}: shape {} arrived, {} {} is right", name, t.shape(), shape,
+          letters);
   require_dense_rows(t, name);
 }
 
@@ -65,7 +65,7 @@ Tensor broadcast(const Tensor& t, const char* name, const AttentionShape& s) {
     fits = own == 1 || own == target[4 - d];
   }
   require(fits, "{}: shape {} arrived, it must broadcast right-aligned to {} (B, H, N, M)", name,
-          t.shape().str(), target.str());
+          t.shape(), target);
   // Zero is a broadcast the caller made.
   if (t.rank() > 0 && t.shape().back() > 1 && t.strides().back() != 0) require_dense_rows(t, name);
   return t.broadcast_to(target);

@@ -12,8 +12,8 @@ namespace {
 constexpr const char* kRowLetters = "(B, H, N)";
 
 void require_like(const Tensor& t, const char* name, const Dims& shape, const char* letters) {
-  require(t.shape() == shape, "{}: shape {} arrived, {} {} is right", name, t.shape().str(),
-          shape.str(), letters);
+  require(t.shape() == shape, "{}: shape {} arrived, {} {} is right", name, t.shape(), shape,
+          letters);
 }
 
 // float32, or what q, k and v hold.
@@ -83,7 +83,7 @@ void require_own_places(const Tensor& t, const char* name) {
     const int d = by_stride[k];
     if (t.shape()[d] <= 1 || t.numel() == 0) continue;
     require(t.strides()[d] > reach, "{}: the view's strides {} make elements share memory", name,
-            t.strides().str());
+            t.strides());
     reach += (t.shape()[d] - 1) * t.strides()[d];
   }
 }
@@ -235,8 +235,7 @@ void prepare_gradients(const Problem& p, const AttentionOutputs& saved, const At
     require(asked, "{}: a tensor arrived, but it is not among the gradients that are wanted", name);
     require(t.dtype() == dtype, "{}: {} arrived, {} is right", name, name_of(t.dtype()),
             name_of(dtype));
-    require(t.shape() == shape, "{}: shape {} arrived, {} is right", name, t.shape().str(),
-            shape.str());
+    require(t.shape() == shape, "{}: shape {} arrived, {} is right", name, t.shape(), shape);
     if (zero) {
       require(t.is_contiguous(), "{}: a strided view arrived, it must be contiguous", name);
     } else {

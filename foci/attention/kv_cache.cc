@@ -38,10 +38,10 @@ void check_rows(const Tensor& t, const char* name, const Dims& shape, const char
   require(t.defined(), "{}: no tensor was given", name);
   require(t.dtype() == dtype, "{}: {} arrived, the cache holds {}", name, name_of(t.dtype()),
           name_of(dtype));
-  require(t.rank() == 4, "{}: shape {} arrived, {} is right", name, t.shape().str(), letters);
+  require(t.rank() == 4, "{}: shape {} arrived, {} is right", name, t.shape(), letters);
   for (int d : {1, 3}) {
-    require(t.dim(d) == shape[d], "{}: shape {} arrived, {} with {} {} is right", name,
-            t.shape().str(), letters, d == 1 ? "heads" : "channels", shape[d]);
+    require(t.dim(d) == shape[d], "{}: shape {} arrived, {} with {} {} is right", name, t.shape(),
+            letters, d == 1 ? "heads" : "channels", shape[d]);
   }
   require_dense_rows(t, name);
 }
@@ -195,8 +195,8 @@ void KvCache::append(const Tensor& k, const Tensor& v, const KvRows& rows) {
   check_rows(k, "k", {0, shape_.Hk, 0, shape_.D}, "[E, Hk, n, D]", shape_.dtype);
   check_rows(v, "v", {0, shape_.Hk, 0, shape_.Dv}, "[E, Hk, n, Dv]", shape_.dtype);
   require(v.dim(0) == k.dim(0) && v.dim(2) == k.dim(2),
-          "v: shape {} arrived, {} entries of {} rows are right, as for k", v.shape().str(),
-          k.dim(0), k.dim(2));
+          "v: shape {} arrived, {} entries of {} rows are right, as for k", v.shape(), k.dim(0),
+          k.dim(2));
   const std::vector<Entry> list = entries(rows, k.dim(0), k.dim(2), "k");
   for (const Entry& e : list) {
     const Sequence& s = sequences_[e.sequence];

@@ -53,8 +53,7 @@ void check_product(const char* what, const Dims& dims) {
   for (int64_t n : dims) fits = fits && !__builtin_mul_overflow(bytes, n, &bytes);
   // The widest element has 8 bytes; twice that leaves room for padding.
   fits = fits && !__builtin_mul_overflow(bytes, int64_t{16}, &bytes);
-  require(fits, "shape: {} of sizes {} has more elements than memory can be addressed", what,
-          dims.str());
+  require(fits, "shape: {} of sizes {} has more elements than memory can be addressed", what, dims);
 }
 
 void check_shape(const AttentionSpec& spec, const AttentionShape& s) {

@@ -43,7 +43,7 @@ std::vector<int64_t> positions_of(const RotaryAngles& a, int64_t B, int64_t N, i
   if (ids.defined()) {
     require(ids.dtype() == DType::i64 && (ids.shape() == Dims({B, N}) || ids.shape() == Dims({N})),
             "position_ids: shape {} of {} arrived, int64 [{}, {}] (B, N) or [{}] (N) is right",
-            ids.shape().str(), name_of(ids.dtype()), B, N, N);
+            ids.shape(), name_of(ids.dtype()), B, N, N);
     const Tensor each = ids.broadcast_to({B, N});
     for (int64_t b = 0; b < B; ++b) {
       for (int64_t n = 0; n < N; ++n) {
@@ -78,9 +78,9 @@ Angles angles_of(const Tensor& x, const RotaryAngles& a) {
           name_of(is_floating(c.dtype()) ? s.dtype() : c.dtype()));
   require(c.rank() == 2 || c.rank() == 3,
           "cosine: shape {} arrived, a table [P, R/2] or one row each, [B, N, R/2], is right",
-          c.shape().str());
-  require(s.shape() == c.shape(), "sine: shape {} arrived, {} is right, as for cosine",
-          s.shape().str(), c.shape().str());
+          c.shape());
+  require(s.shape() == c.shape(), "sine: shape {} arrived, {} is right, as for cosine", s.shape(),
+          c.shape());
   Angles out;
   out.half = c.dim(-1);
   require(out.half <= D / 2, "cosine: {} angles arrived, {} channels hold at most {} pairs",
@@ -91,7 +91,7 @@ Angles angles_of(const Tensor& x, const RotaryAngles& a) {
     out.rows = positions_of(a, B, N, c.dim(0));
   } else {
     require(c.dim(0) == B && c.dim(1) == N,
-            "cosine: shape {} arrived, [{}, {}, R/2] (B, N, R/2) is right", c.shape().str(), B, N);
+            "cosine: shape {} arrived, [{}, {}, R/2] (B, N, R/2) is right", c.shape(), B, N);
     require(!a.position_ids.defined() && !a.offsets.defined(),
             "{}: given, but cosine [B, N, R/2] holds the angles of each row",
             a.offsets.defined() ? "offsets" : "position_ids");

@@ -56,8 +56,7 @@ void for_rows(const Tensor& to, const Tensor& from, const F& row) {
 
 template <class T>
 void add_into(const Tensor& into, const Tensor& g) {
-  require(into.shape() == g.shape(), "add_into: shapes {} and {}", into.shape().str(),
-          g.shape().str());
+  require(into.shape() == g.shape(), "add_into: shapes {} and {}", into.shape(), g.shape());
   if (into.numel() == 0) return;
   if (into.is_contiguous() && g.is_contiguous()) {
     axpy<T>(into.numel(), T{1}, g.data<T>(), into.data<T>());

@@ -20,8 +20,8 @@ Tensor GradSlot<T>::buffer() {
 
 template <class T>
 void GradSlot<T>::add(const Tensor& g, bool fresh) {
-  require(g.shape() == shape, "gradient: shape {} arrived for a value of shape {}", g.shape().str(),
-          shape.str());
+  require(g.shape() == shape, "gradient: shape {} arrived for a value of shape {}", g.shape(),
+          shape);
   if (base && whole) {
     const Tensor dense = g.contiguous();
     base->add(dense.reshape(base->shape), fresh || !dense.shares_storage(g));
@@ -140,7 +140,7 @@ void Tape<T>::backward(const std::vector<std::pair<Var<T>, Tensor>>& from) {
   for (const auto& [var, upstream] : from) {
     require(var.needs_grad(), "backward: the value does not depend on any leaf");
     require(upstream.defined() || var.value().numel() == 1,
-            "backward: a value of shape {} needs an upstream gradient", var.shape().str());
+            "backward: a value of shape {} needs an upstream gradient", var.shape());
     var.slot_->add(upstream.defined() ? upstream : Tensor::full(var.shape(), 1, dtype_v<T>),
                    !upstream.defined());
   }

@@ -143,8 +143,7 @@ Dims broadcast_shapes(const Dims& a, const Dims& b, const char* what) {
     const int ib = i - (rank - b.size());
     const int64_t x = ia < 0 ? 1 : a[ia];
     const int64_t y = ib < 0 ? 1 : b[ib];
-    require(x == y || x == 1 || y == 1, "{}: shapes {} and {} do not broadcast", what, a.str(),
-            b.str());
+    require(x == y || x == 1 || y == 1, "{}: shapes {} and {} do not broadcast", what, a, b);
     out.push_back(x == 1 ? y : x);
   }
   return out;
@@ -159,7 +158,7 @@ Tensor Tensor::empty(const Dims& shape, DType dtype) {
   int64_t bytes = 0;
   require(!__builtin_mul_overflow(t.numel_, static_cast<int64_t>(size_of(dtype)), &bytes) &&
               bytes < std::numeric_limits<int64_t>::max() - 4096,
-          "a tensor of shape {} has too many elements", shape.str());
+          "a tensor of shape {} has too many elements", shape);
   t.storage_ = allocate_storage(static_cast<size_t>(bytes));
   t.data_ = static_cast<std::byte*>(t.storage_.get());
   return t;
@@ -180,9 +179,8 @@ Tensor Tensor::full(const Dims& shape, double value, DType dtype) {
 Tensor Tensor::wrap(void* data, const Dims& shape, const Dims& strides, DType dtype,
                     std::shared_ptr<void> owner) {
   require(data != nullptr, "Tensor::wrap: data is null");
-  require(shape.size() == strides.size(), "Tensor::wrap: shape {} with strides {}", shape.str(),
-          strides.str());
-  for (int64_t s : strides) require(s >= 0, "Tensor::wrap: negative stride in {}", strides.str());
+  require(shape.size() == strides.size(), "Tensor::wrap: shape {} with strides {}", shape, strides);
+  for (int64_t s : strides) require(s >= 0, "Tensor::wrap: negative stride in {}", strides);
   Tensor t;
   t.shape_ = shape;
   t.strides_ = strides;
@@ -223,7 +221,7 @@ int64_t Tensor::offset_of(std::initializer_list<int64_t> index) const {
   int d = 0;
   for (int64_t i : index) {
     if (i < 0 || i >= shape_[d]) [[unlikely]] {  // the message is costly, so only then
-      require(false, "index {} in dimension {} of shape {}", i, d, shape_.str());
+      require(false, "index {} in dimension {} of shape {}", i, d, shape_);
     }
     offset += i * strides_[d++];
   }
@@ -235,7 +233,7 @@ double Tensor::item(const Dims& index) const {
   int64_t offset = 0;
   for (int d = 0; d < rank(); ++d) {
     if (index[d] < 0 || index[d] >= shape_[d]) [[unlikely]] {
-      require(false, "index {} outside shape {}", index.str(), shape_.str());
+      require(false, "index {} outside shape {}", index, shape_);
     }
     offset += index[d] * strides_[d];
   }
@@ -245,31 +243,30 @@ double Tensor::item(const Dims& index) const {
 }
 
 double Tensor::item() const {
-  require(numel_ == 1, "item() of a tensor of shape {}", shape_.str());
+  require(numel_ == 1, "item() of a tensor of shape {}", shape_);
   Dims zero = shape_;
   for (int i = 0; i < zero.size(); ++i) zero[i] = 0;
   return item(zero);
 }
 
 Tensor Tensor::reshape(const Dims& shape) const {
-  require(is_contiguous(), "reshape: the view of shape {} is not contiguous", shape_.str());
+  require(is_contiguous(), "reshape: the view of shape {} is not contiguous", shape_);
   Dims wanted = shape;
   int64_t known = 1;
   int open = -1;
   for (int i = 0; i < wanted.size(); ++i) {
     if (wanted[i] == -1) {
-      require(open < 0, "reshape: two open sizes in {}", shape.str());
+      require(open < 0, "reshape: two open sizes in {}", shape);
       open = i;
     } else {
       known *= wanted[i];
     }
   }
   if (open >= 0) {
-    require(known > 0 && numel_ % known == 0, "reshape: {} does not fit {}", shape_.str(),
-            shape.str());
+    require(known > 0 && numel_ % known == 0, "reshape: {} does not fit {}", shape_, shape);
     wanted[open] = numel_ / known;
   }
-  require(wanted.product() == numel_, "reshape: {} does not fit {}", shape_.str(), shape.str());
+  require(wanted.product() == numel_, "reshape: {} does not fit {}", shape_, shape);
   Tensor t = *this;
   t.shape_ = wanted;
   t.strides_ = contiguous_strides(wanted);
@@ -288,7 +285,7 @@ Tensor Tensor::transpose(int a, int b) const {
 Tensor Tensor::slice(int dim, int64_t begin, int64_t end) const {
   dim = normalise(dim, rank(), "slice");
   require(0 <= begin && begin <= end && end <= shape_[dim],
-          "slice: [{}, {}) of dimension {} of shape {}", begin, end, dim, shape_.str());
+          "slice: [{}, {}) of dimension {} of shape {}", begin, end, dim, shape_);
   Tensor t = *this;
   t.shape_[dim] = end - begin;
   t.numel_ = t.shape_.product();
@@ -330,8 +327,7 @@ Tensor Tensor::unsqueeze(int dim) const {
 }
 
 Tensor Tensor::broadcast_to(const Dims& shape) const {
-  require(rank() <= shape.size(), "broadcast_to: {} does not broadcast to {}", shape_.str(),
-          shape.str());
+  require(rank() <= shape.size(), "broadcast_to: {} does not broadcast to {}", shape_, shape);
   Tensor t = *this;
   t.shape_ = shape;
   t.strides_ = shape;
@@ -342,8 +338,8 @@ Tensor Tensor::broadcast_to(const Dims& shape) const {
       continue;
     }
     const int64_t own = shape_[i - lead];
-    require(own == shape[i] || own == 1, "broadcast_to: {} does not broadcast to {}", shape_.str(),
-            shape.str());
+    require(own == shape[i] || own == 1, "broadcast_to: {} does not broadcast to {}", shape_,
+            shape);
     t.strides_[i] = own == shape[i] ? strides_[i - lead] : 0;
   }
   t.numel_ = shape.product();
@@ -369,8 +365,7 @@ Tensor Tensor::to(DType dtype) const {
 }
 
 void Tensor::copy_from(const Tensor& source) const {
-  require(shape_ == source.shape_, "copy_from: shape {} into {}", source.shape_.str(),
-          shape_.str());
+  require(shape_ == source.shape_, "copy_from: shape {} into {}", source.shape_, shape_);
   if (numel_ == 0) return;
   if (dtype_ == source.dtype_ && is_contiguous() && source.is_contiguous()) {
     std::memmove(data_, source.data_, nbytes());

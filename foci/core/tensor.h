@@ -61,7 +61,7 @@ class FOCI_API Tensor {
   static Tensor from(std::span<const T> values, const Dims& shape) {
     Tensor t = empty(shape, dtype_v<T>);
     require(static_cast<int64_t>(values.size()) == t.numel(),
-            "Tensor::from: {} values for shape {}", values.size(), shape.str());
+            "Tensor::from: {} values for shape {}", values.size(), shape);
     std::copy(values.begin(), values.end(), t.data<T>());
     return t;
   }
@@ -99,7 +99,7 @@ class FOCI_API Tensor {
   // All elements of a contiguous tensor; throws otherwise.
   template <class T>
   std::span<T> span() const {
-    require(is_contiguous(), "Tensor::span: the view of shape {} is not contiguous", shape_.str());
+    require(is_contiguous(), "Tensor::span: the view of shape {} is not contiguous", shape_);
     return {data<T>(), static_cast<size_t>(numel_)};
   }
   // One element, indices checked. For tests and small loops.
@@ -146,3 +146,12 @@ FOCI_API Dims contiguous_strides(const Dims& shape);
 FOCI_API Dims broadcast_shapes(const Dims& a, const Dims& b, const char* what);
 
 }  // namespace foci
+
+// So that messages take Dims as they are, and write them out only where there is a message.
+template <>
+struct fmt::formatter<foci::Dims> : fmt::formatter<std::string> {
+  template <class Context>
+  auto format(const foci::Dims& dims, Context& context) const {
+    return fmt::formatter<std::string>::format(dims.str(), context);
+  }
+};

@@ -197,7 +197,7 @@ Dims checked_shape(const Entry& entry, uint64_t data_size, const std::string& wh
   }
   const uint64_t needed = any_zero ? 0 : static_cast<uint64_t>(span);
   require<FormatError>(needed == end - begin, "{}: shape {} of {} needs {} bytes, offsets give {}",
-                       where, shape.str(), name_of(*entry.dtype), needed, end - begin);
+                       where, shape, name_of(*entry.dtype), needed, end - begin);
   return shape;
 }
 

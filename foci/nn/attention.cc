@@ -104,10 +104,10 @@ Var<T> MultiHeadAttention<T>::forward(Context<T>& context, const Var<T>& queries
   const int rank = queries.rank();
   require(rank == 2 || rank == 3,
           "attention: input of shape {}; [batch, tokens, channels] or packed [tokens, channels]",
-          queries.shape().str());
+          queries.shape());
   require(keys.rank() == rank && values.rank() == rank,
-          "attention: queries {}, keys {}, values {}; all packed, or none", queries.shape().str(),
-          keys.shape().str(), values.shape().str());
+          "attention: queries {}, keys {}, values {}; all packed, or none", queries.shape(),
+          keys.shape(), values.shape());
   // Packed tokens are one batch; segments keep its members apart.
   const auto batched = [&](const Var<T>& x) {
     return rank == 3 ? x : ops::reshape(context.tape, x, {1, x.dim(0), x.dim(1)});

@@ -19,10 +19,10 @@ void check_fit(const std::filesystem::path& file, const std::map<std::string, Te
   for (const auto& [name, to] : wanted) {
     const auto it = have.find(name);
     require<FormatError>(it != have.end(), "{}: tensor {} of shape {} is missing", file.string(),
-                         name, to.shape().str());
+                         name, to.shape());
     require<FormatError>(it->second.shape() == to.shape(),
                          "{}: tensor {} has shape {}, the model's is {}", file.string(), name,
-                         it->second.shape().str(), to.shape().str());
+                         it->second.shape(), to.shape());
     require<FormatError>(is_floating(it->second.dtype()), "{}: tensor {} holds {}, no floats",
                          file.string(), name, name_of(it->second.dtype()));
   }
@@ -32,7 +32,7 @@ void check_fit(const std::filesystem::path& file, const std::map<std::string, Te
     for (const auto& [name, tensor] : have) {
       require<FormatError>(known.count(name) > 0,
                            "{}: tensor {} of shape {} has no place in the model", file.string(),
-                           name, tensor.shape().str());
+                           name, tensor.shape());
     }
   }
 }

@@ -66,7 +66,7 @@ Var<T> EncoderLayer<T>::forward_rows(Context<T>& context, const Var<T>& x,
   require(x.rank() == 2 && masks.q_segments.defined(),
           "encoder rows: input of shape {} {} segments; packed [tokens, channels] with segments is "
           "right",
-          x.shape().str(), masks.q_segments.defined() ? "with" : "without");
+          x.shape(), masks.q_segments.defined() ? "with" : "without");
   AttentionInputs own;
   own.k_segments = masks.k_segments;
   own.q_segments = Tensor::empty({1, static_cast<int64_t>(rows.size())}, DType::i32);

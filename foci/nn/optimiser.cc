@@ -46,7 +46,7 @@ FlatParameters::FlatParameters(std::vector<Parameter<float>*> parameters)
 
 Tensor FlatParameters::part(const Tensor& flat, size_t i) const {
   require(flat.shape() == values_.shape(), "optimiser state: shape {} for parameters of shape {}",
-          flat.shape().str(), values_.shape().str());
+          flat.shape(), values_.shape());
   const Dims& shape = parameters_[i]->value.shape();
   return flat.slice(0, begin_[i], begin_[i] + shape.product()).reshape(shape);
 }

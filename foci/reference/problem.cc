@@ -19,8 +19,7 @@ Tensor doubles(const Tensor& t, const char* name) {
 
 Tensor shaped_doubles(const Tensor& t, const char* name, const Dims& shape) {
   Tensor d = doubles(t, name);
-  require(d.shape() == shape, "{}: shape {} given, {} is needed", name, d.shape().str(),
-          shape.str());
+  require(d.shape() == shape, "{}: shape {} given, {} is needed", name, d.shape(), shape);
   return d;
 }
 
@@ -28,8 +27,7 @@ Tensor integers(const Tensor& t, const char* name, DType dtype, const Dims& shap
   require_given(t, name);
   require(t.dtype() == dtype, "{}: {} given, {} is needed", name, name_of(t.dtype()),
           name_of(dtype));
-  require(t.shape() == shape, "{}: shape {} given, {} is needed", name, t.shape().str(),
-          shape.str());
+  require(t.shape() == shape, "{}: shape {} given, {} is needed", name, t.shape(), shape);
   return t.contiguous();
 }
 
@@ -48,7 +46,7 @@ Tensor broadcast(const Tensor& t, const char* name, const Dims& shape) {
     fits = t.dim(-d) == 1 || t.dim(-d) == shape[shape.size() - d];
   }
   require(fits, "{}: shape {} given, one that broadcasts right-aligned to {} is needed", name,
-          t.shape().str(), shape.str());
+          t.shape(), shape);
   return t.broadcast_to(shape);
 }
 
@@ -56,17 +54,17 @@ void read_operands(Problem& p, const AttentionInputs& in) {
   p.q = doubles(in.q, "q");
   p.k = doubles(in.k, "k");
   p.v = doubles(in.v, "v");
-  require(p.q.rank() == 4, "q: shape {} given, [B, H, N, D] is needed", p.q.shape().str());
-  require(p.k.rank() == 4, "k: shape {} given, [B, Hk, M, D] is needed", p.k.shape().str());
-  require(p.v.rank() == 4, "v: shape {} given, [B, Hk, M, Dv] is needed", p.v.shape().str());
+  require(p.q.rank() == 4, "q: shape {} given, [B, H, N, D] is needed", p.q.shape());
+  require(p.k.rank() == 4, "k: shape {} given, [B, Hk, M, D] is needed", p.k.shape());
+  require(p.v.rank() == 4, "v: shape {} given, [B, Hk, M, Dv] is needed", p.v.shape());
   p.B = p.q.dim(0), p.H = p.q.dim(1), p.N = p.q.dim(2), p.D = p.q.dim(3);
   p.Hk = p.k.dim(1), p.M = p.k.dim(2), p.Dv = p.v.dim(3);
   require(p.H >= 1 && p.Hk >= 1 && p.H % p.Hk == 0,
           "k: {} key/value heads do not divide {} query heads", p.Hk, p.H);
   require(p.k.shape() == Dims({p.B, p.Hk, p.M, p.D}), "k: shape {} given, {} is needed to fit q",
-          p.k.shape().str(), Dims({p.B, p.Hk, p.M, p.D}).str());
+          p.k.shape(), Dims({p.B, p.Hk, p.M, p.D}).str());
   require(p.v.shape() == Dims({p.B, p.Hk, p.M, p.Dv}), "v: shape {} given, {} is needed to fit k",
-          p.v.shape().str(), Dims({p.B, p.Hk, p.M, p.Dv}).str());
+          p.v.shape(), Dims({p.B, p.Hk, p.M, p.Dv}).str());
 }
 
 void read_scores(Problem& p, const AttentionInputs& in) {

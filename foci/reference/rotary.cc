@@ -5,17 +5,16 @@ namespace foci::reference {
 
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, RotaryPairs pairs) {
   require(x.rank() == 4 && is_floating(x.dtype()),
-          "x: shape {} of {} given, a floating [B, H, N, D] is needed", x.shape().str(),
+          "x: shape {} of {} given, a floating [B, H, N, D] is needed", x.shape(),
           name_of(x.dtype()));
   const int64_t B = x.dim(0), H = x.dim(1), N = x.dim(2), D = x.dim(3);
   require(is_floating(cosine.dtype()) && is_floating(sine.dtype()),
           "cos, sin: {} and {} given, floating types are needed", name_of(cosine.dtype()),
           name_of(sine.dtype()));
   require(cosine.rank() == 3 && cosine.dim(0) == B && cosine.dim(1) == N && cosine.dim(2) <= D / 2,
-          "cos: shape {} given, [{}, {}, R/2] with R <= {} is needed", cosine.shape().str(), B, N,
-          D);
+          "cos: shape {} given, [{}, {}, R/2] with R <= {} is needed", cosine.shape(), B, N, D);
   require(sine.shape() == cosine.shape(), "sin: shape {} given, {} is needed as for cos",
-          sine.shape().str(), cosine.shape().str());
+          sine.shape(), cosine.shape());
   const int64_t half = cosine.dim(2);
   const Tensor c = cosine.to(DType::f64), s = sine.to(DType::f64);
   const Tensor in = x.to(DType::f64);

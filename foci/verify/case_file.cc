@@ -75,7 +75,7 @@ CaseFile read_case(const std::filesystem::path& path) {
     // A size may be as large as it likes where another is 0; this keeps sums of them in range.
     for (int64_t n : tensor.shape()) {
       require<FormatError>(n <= int64_t{1} << 40, "tensor {}: shape {} is too large", shown(name),
-                           tensor.shape().str());
+                           tensor.shape());
     }
     if (name.rfind("in.", 0) == 0) {
       c.in[name.substr(3)] = tensor;

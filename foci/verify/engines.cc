@@ -14,7 +14,7 @@ namespace {
 
 void require_rank_4(const Tensor& t, const char* name, const char* letters) {
   require(t.defined(), "{}: no tensor given", name);
-  require(t.rank() == 4, "{}: shape {} given, {} is needed", name, t.shape().str(), letters);
+  require(t.rank() == 4, "{}: shape {} given, {} is needed", name, t.shape(), letters);
 }
 
 AttentionShape shape_of(const AttentionInputs& in) {

@@ -19,8 +19,8 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 Tensor joined(const Tensor& past, const Tensor& now, const char* name) {
   require(past.rank() == 4 && past.dtype() == now.dtype() && past.dim(0) == now.dim(0) &&
               past.dim(1) == now.dim(1) && past.dim(3) == now.dim(3),
-          "{}: shape {} of {} given, it does not continue in {} of {}", name, past.shape().str(),
-          name_of(past.dtype()), now.shape().str(), name_of(now.dtype()));
+          "{}: shape {} of {} given, it does not continue in {} of {}", name, past.shape(),
+          name_of(past.dtype()), now.shape(), name_of(now.dtype()));
   Tensor all =
       Tensor::empty({now.dim(0), now.dim(1), past.dim(2) + now.dim(2), now.dim(3)}, now.dtype());
   all.slice(2, 0, past.dim(2)).copy_from(past);
@@ -31,12 +31,11 @@ Tensor joined(const Tensor& past, const Tensor& now, const char* name) {
 // Columns that the mask lacks are masked.
 Tensor padded(const Tensor& mask, int64_t keys) {
   require(mask.rank() >= 1 && mask.rank() <= 4, "mask: shape {} given, 1 to 4 dimensions are right",
-          mask.shape().str());
+          mask.shape());
   require(mask.dtype() == DType::boolean || is_floating(mask.dtype()),
           "mask: {} given, bool or a floating type is needed", name_of(mask.dtype()));
   const int64_t columns = mask.shape().back();
-  require(columns <= keys, "mask: shape {} given, but there are only {} keys", mask.shape().str(),
-          keys);
+  require(columns <= keys, "mask: shape {} given, but there are only {} keys", mask.shape(), keys);
   if (columns == keys) return mask;
   Dims shape = mask.shape();
   shape[shape.size() - 1] = keys;
@@ -50,7 +49,7 @@ Tensor padded(const Tensor& mask, int64_t keys) {
 Tensor heads_apart(Tensor t, int64_t heads, const char* name) {
   require(t.defined(), "{}: no tensor given", name);
   if (t.rank() == 3) return split_heads(t, heads, name);
-  require(t.rank() == 4, "{}: shape {} given, 3 or 4 dimensions are needed", name, t.shape().str());
+  require(t.rank() == 4, "{}: shape {} given, 3 or 4 dimensions are needed", name, t.shape());
   require(heads == 0 || t.dim(1) == heads, "{}: {} heads given, the attributes say {}", name,
           t.dim(1), heads);
   return t;
@@ -121,7 +120,7 @@ double onnx_tolerance(const CaseFile& c, DType dtype) {
 
 Tensor split_heads(const Tensor& t, int64_t heads, const char* name) {
   require(heads >= 1, "{}: shape {} given, 3 dimensions need a number of heads >= 1", name,
-          t.shape().str());
+          t.shape());
   require(t.dim(2) % heads == 0, "{}: {} channels given, {} heads do not divide them", name,
           t.dim(2), heads);
   return t.contiguous()
@@ -171,7 +170,7 @@ Prepared prepare_attention(const CaseFile& c) {
   }
   if (const Tensor lengths = c.input("kv_lengths"); lengths.defined()) {
     require(lengths.dtype() == DType::i64 && lengths.shape() == Dims({r.in.q.dim(0)}),
-            "kv_lengths: shape {} of {} given, an int64 [{}] is needed", lengths.shape().str(),
+            "kv_lengths: shape {} of {} given, an int64 [{}] is needed", lengths.shape(),
             name_of(lengths.dtype()), r.in.q.dim(0));
     for (int64_t b = 0; b < lengths.dim(0); ++b) {
       const int64_t n = lengths.at<int64_t>(b);

@@ -9,15 +9,15 @@ namespace {
 Tensor angles(const Tensor& cache, const Tensor& ids, const char* name) {
   require(cache.defined(), "{}: no tensor given", name);
   require(cache.rank() == (ids.defined() ? 2 : 3) && is_floating(cache.dtype()),
-          "{}: shape {} of {} given, a floating {} is needed {} position_ids", name,
-          cache.shape().str(), name_of(cache.dtype()),
-          ids.defined() ? "[positions, R/2]" : "[B, N, R/2]", ids.defined() ? "with" : "without");
+          "{}: shape {} of {} given, a floating {} is needed {} position_ids", name, cache.shape(),
+          name_of(cache.dtype()), ids.defined() ? "[positions, R/2]" : "[B, N, R/2]",
+          ids.defined() ? "with" : "without");
   return cache;
 }
 
 void check_positions(const Tensor& ids, const Tensor& x, const Tensor& cos) {
   require(ids.dtype() == DType::i64 && ids.shape() == Dims({x.dim(0), x.dim(2)}),
-          "position_ids: shape {} of {} given, an int64 [{}, {}] is needed", ids.shape().str(),
+          "position_ids: shape {} of {} given, an int64 [{}, {}] is needed", ids.shape(),
           name_of(ids.dtype()), x.dim(0), x.dim(2));
   require_small("angles [B, N, R/2]", {ids.dim(0), ids.dim(1), cos.dim(1)}, kMostElements);
   for (int64_t b = 0; b < ids.dim(0); ++b) {
@@ -40,7 +40,7 @@ Prepared prepare_rotary_embedding(const CaseFile& c) {
   require_small("x", x.shape(), kMostElements);
   const bool merged = x.rank() == 3;
   if (merged) x = split_heads(x, attributes.integer("num_heads", 0), "x");
-  require(x.rank() == 4, "x: shape {} given, 3 or 4 dimensions are needed", x.shape().str());
+  require(x.rank() == 4, "x: shape {} given, 3 or 4 dimensions are needed", x.shape());
   const Tensor ids = c.input("position_ids");
   Prepared p;
   auto& r = p.request.emplace<RotaryRequest>();
@@ -51,7 +51,7 @@ Prepared prepare_rotary_embedding(const CaseFile& c) {
   r.angles.pairs = attributes.integer("interleaved", 0) != 0 ? RotaryPairs::interleaved
                                                              : RotaryPairs::half_split;
   require(r.angles.sine.shape() == r.angles.cosine.shape(), "sin: shape {} given, {} is needed",
-          r.angles.sine.shape().str(), r.angles.cosine.shape().str());
+          r.angles.sine.shape(), r.angles.cosine.shape());
   if (ids.defined()) check_positions(ids, x, r.angles.cosine);
   const int64_t turned = attributes.integer("rotary_embedding_dim", 0);
   const int64_t wanted = turned == 0 ? x.dim(3) : turned, given = r.angles.cosine.dim(-1);

@@ -98,7 +98,7 @@ Batch make_batch(std::span<const Sample> samples, const PictureFormat& format) {
     require(pixels.dim(0) == grid.rows * p && pixels.dim(1) == grid.cols * p &&
                 pixels.dim(2) == c && grid.rows >= 1 && grid.cols >= 1,
             "make_batch: {}: pixels {} do not make {}×{} patches of {}×{}×{}", sample.name,
-            pixels.shape().str(), grid.rows, grid.cols, p, p, c);
+            pixels.shape(), grid.rows, grid.cols, p, p, c);
     require(
         sample.landmarks.empty() || static_cast<int64_t>(sample.landmarks.size()) == grid.tokens(),
         "make_batch: {}: {} landmarks for {} patches", sample.name, sample.landmarks.size(),

@@ -7,7 +7,7 @@ namespace foci::ops {
 
 template <class T>
 Var<T> add(Tape<T>& tape, const Var<T>& a, const Var<T>& b) {
-  require(a.shape() == b.shape(), "add: shapes {} and {}", a.shape().str(), b.shape().str());
+  require(a.shape() == b.shape(), "add: shapes {} and {}", a.shape(), b.shape());
   const ProfileScope timed(Operator::add, Pass::forward);
   const Tensor x = a.value().contiguous(), z = b.value().contiguous();
   Tensor y = Tensor::empty(a.shape(), dtype_v<T>);

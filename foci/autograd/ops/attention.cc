@@ -161,12 +161,12 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
               q.dim(0) == v.dim(0) && k.dim(1) == v.dim(1),
           "attention: q {}, k {}, v {}; [batch, queries, channels] and [batch, keys, channels] are "
           "right",
-          q.shape().str(), k.shape().str(), v.shape().str());
+          q.shape(), k.shape(), v.shape());
   require(q.dim(2) % H == 0 && k.dim(2) % Hk == 0 && v.dim(2) % value_heads == 0 &&
               q.dim(2) / H == k.dim(2) / Hk,
           "attention: q {} in {} heads and k {} in {} heads do not share a head size, or v {} does "
           "not divide into {}",
-          q.shape().str(), H, k.shape().str(), Hk, v.shape().str(), value_heads);
+          q.shape(), H, k.shape(), Hk, v.shape(), value_heads);
   const int64_t B = q.dim(0), N = q.dim(1), Dv = v.dim(2) / value_heads;
 
   AttentionInputs in = a.masks;
@@ -181,8 +181,7 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
   AttentionSpec spec = a.spec;
   if (a.scale.defined()) {
     require(a.scale.shape() == Dims{1} || a.scale.shape() == Dims{H},
-            "attention: a learned scale of shape {}; [1] or [{}] is right", a.scale.shape().str(),
-            H);
+            "attention: a learned scale of shape {}; [1] or [{}] is right", a.scale.shape(), H);
     std::vector<double> scales;
     for (T s : a.scale.value().template span<T>()) scales.push_back(static_cast<double>(s));
     if (scales.size() == 1) {

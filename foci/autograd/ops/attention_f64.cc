@@ -283,7 +283,7 @@ class Attention {
   static Tensor table(const Tensor& given, const char* name, const Dims& shape) {
     require(given.defined() && given.shape() == shape,
             "{}: {} given, a tensor of shape {} is needed", name,
-            given.defined() ? given.shape().str() : "nothing", shape.str());
+            given.defined() ? given.shape().str() : "nothing", shape);
     return given.contiguous();
   }
 

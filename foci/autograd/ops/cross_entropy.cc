@@ -43,7 +43,7 @@ Var<T> softmax_cross_entropy(Tape<T>& tape, const Var<T>& logits, std::vector<in
   require(logits.rank() == 2 && logits.dim(1) > 0 &&
               logits.dim(0) == static_cast<int64_t>(labels.size()),
           "softmax_cross_entropy: logits of shape {} with {} labels; [rows, classes] is right",
-          logits.shape().str(), labels.size());
+          logits.shape(), labels.size());
   require(smoothing >= 0 && smoothing <= 1, "label smoothing: {} given, it lies in [0, 1]",
           smoothing);
   const ProfileScope timed(Operator::loss, Pass::forward);

@@ -23,20 +23,20 @@ Var<T> feed_forward(Tape<T>& tape, const Var<T>& x, const Var<T>& w1, const Var<
   require(w1.rank() == 2 && w2.rank() == 2 && w2.dim(1) == w1.dim(0),
           "feed_forward: weights of shapes {} and {}; [hidden, inputs] and [outputs, hidden] are "
           "right",
-          w1.shape().str(), w2.shape().str());
+          w1.shape(), w2.shape());
   const int64_t inputs = w1.dim(1), hidden = w1.dim(0), outputs = w2.dim(0);
   const Rows rows = rows_of(x.value(), "feed_forward");
   require(rows.width == inputs, "feed_forward: input of shape {} for a weight of shape {}",
-          x.shape().str(), w1.shape().str());
+          x.shape(), w1.shape());
   for (const auto& [bias, size] : {std::pair{&bias1, hidden}, std::pair{&bias2, outputs}}) {
     require(!bias->defined() || bias->shape() == Dims{size},
-            "feed_forward: bias of shape {} for {} outputs",
-            bias->defined() ? bias->shape().str() : "", size);
+            "feed_forward: bias of shape {} for {} outputs", bias->defined() ? bias->shape().str() : "",
+            size);
   }
   const Dims shape = with_last(x.shape(), outputs);
   require(!residual.defined() || residual.shape() == shape,
           "feed_forward: residual of shape {} for a result of shape {}",
-          residual.defined() ? residual.shape().str() : "", shape.str());
+          residual.defined() ? residual.shape().str() : "", shape);
   const double flops = 2.0 * static_cast<double>(rows.count * hidden * (inputs + outputs));
   const ProfileScope timed(Operator::linear, Pass::forward, flops);
 

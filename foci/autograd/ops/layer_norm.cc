@@ -68,8 +68,8 @@ Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var
   const Tensor in = x.value().contiguous();
   const int64_t c = in.dim(-1);
   require(c > 0 && gamma.shape() == Dims{c} && beta.shape() == Dims{c},
-          "layer_norm: input of shape {} with gamma {} and beta {}", in.shape().str(),
-          gamma.shape().str(), beta.shape().str());
+          "layer_norm: input of shape {} with gamma {} and beta {}", in.shape(), gamma.shape(),
+          beta.shape());
   const int64_t rows = in.numel() / c;
   Tensor y = Tensor::empty(in.shape(), dtype_v<T>);
   Tensor mean = Tensor::empty({rows}, dtype_v<T>), rstd = Tensor::empty({rows}, dtype_v<T>);

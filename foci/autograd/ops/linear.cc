@@ -12,18 +12,17 @@ namespace foci::ops {
 template <class T>
 Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bias,
               Activation activation, const Var<T>& residual) {
-  require(w.rank() == 2, "linear: the weight is [outputs, inputs], got {}", w.shape().str());
+  require(w.rank() == 2, "linear: the weight is [outputs, inputs], got {}", w.shape());
   const int64_t outputs = w.dim(0), inputs = w.dim(1);
   const Rows rows = rows_of(x.value(), "linear");
-  require(rows.width == inputs, "linear: input of shape {} for a weight of shape {}",
-          x.shape().str(), w.shape().str());
+  require(rows.width == inputs, "linear: input of shape {} for a weight of shape {}", x.shape(),
+          w.shape());
   require(!bias.defined() || bias.shape() == Dims{outputs},
-          "linear: bias of shape {} for {} outputs", bias.defined() ? bias.shape().str() : "",
-          outputs);
+          "linear: bias of shape {} for {} outputs", bias.defined() ? bias.shape().str() : "", outputs);
   const Dims shape = with_last(x.shape(), outputs);
   require(!residual.defined() || residual.shape() == shape,
           "linear: residual of shape {} for a result of shape {}",
-          residual.defined() ? residual.shape().str() : "", shape.str());
+          residual.defined() ? residual.shape().str() : "", shape);
   require(!residual.defined() || activation != Activation::relu,
           "linear: with relu there is no residual; add it apart");
   const double flops = 2.0 * static_cast<double>(rows.count * inputs * outputs);

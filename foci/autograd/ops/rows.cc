@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kRowsPerTask = 64;  // enough work to be worth handing to a thread
 
 void check_table(const Dims& shape, const char* what) {
-  require(shape.size() == 2, "{}: the table is [rows, channels], got {}", what, shape.str());
+  require(shape.size() == 2, "{}: the table is [rows, channels], got {}", what, shape);
 }
 
 void for_row_blocks(int64_t rows, const std::function<void(int64_t)>& row_task) {

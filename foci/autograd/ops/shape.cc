@@ -35,12 +35,12 @@ Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim) {
   bool needed = false;
   for (const Var<T>& p : parts) {
     Dims other = p.shape();
-    require(other.size() == rank, "concat: shapes {} and {} differ in rank", parts[0].shape().str(),
-            p.shape().str());
+    require(other.size() == rank, "concat: shapes {} and {} differ in rank", parts[0].shape(),
+            p.shape());
     shape[d] += other[d];
     other[d] = shape[d];
-    require(other == shape, "concat: shapes {} and {} along dimension {}", parts[0].shape().str(),
-            p.shape().str(), d);
+    require(other == shape, "concat: shapes {} and {} along dimension {}", parts[0].shape(),
+            p.shape(), d);
     needed = needed || p.needs_grad();
   }
   const ProfileScope timed(Operator::copy, Pass::forward);

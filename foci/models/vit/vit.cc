@@ -72,8 +72,7 @@ struct Vit<T>::Packed {
   Packed(const Tensor& patches, const std::vector<PatchGrid>& grids, int64_t extra,
          int64_t patch_values) {
     require(patches.rank() == 2 && patches.dim(1) == patch_values,
-            "vit: patches of shape {}; [patches, {}] is right", patches.shape().str(),
-            patch_values);
+            "vit: patches of shape {}; [patches, {}] is right", patches.shape(), patch_values);
     offsets.push_back(0);
     for (const auto& [rows, cols] : grids) {
       require(rows >= 1 && cols >= 1, "vit: a grid of {} × {} patches", rows, cols);

@@ -1,0 +1,267 @@
+// Arrays come in through nanobind's ndarray, which speaks the buffer protocol and DLPack.
+#include "foci/python/arrays.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+namespace foci::python {
+namespace {
+
+using dlpack = nb::dlpack::dtype_code;
+
+std::optional<DType> dtype_of_code(nb::dlpack::dtype t) {
+  if (t.lanes != 1) return std::nullopt;
+  const auto is = [&](dlpack code, int bits) {
+    return t.code == static_cast<uint8_t>(code) && t.bits == bits;
+  };
+  if (is(dlpack::Float, 32)) return DType::f32;
+  if (is(dlpack::Float, 64)) return DType::f64;
+  if (is(dlpack::Float, 16)) return DType::f16;
+  if (is(dlpack::Bfloat, 16)) return DType::bf16;
+  if (is(dlpack::Int, 32)) return DType::i32;
+  if (is(dlpack::Int, 64)) return DType::i64;
+  if (is(dlpack::UInt, 8)) return DType::u8;
+  if (is(dlpack::Bool, 8)) return DType::boolean;
+  return std::nullopt;
+}
+
+nb::dlpack::dtype code_of(DType t) {
+  const auto code = [](dlpack c, int bits) {
+    return nb::dlpack::dtype{static_cast<uint8_t>(c), static_cast<uint8_t>(bits), 1};
+  };
+  switch (t) {
+    case DType::f32:
+      return code(dlpack::Float, 32);
+    case DType::f64:
+      return code(dlpack::Float, 64);
+    case DType::f16:
+      return code(dlpack::Float, 16);
+    case DType::bf16:
+      return code(dlpack::Bfloat, 16);
+    case DType::i32:
+      return code(dlpack::Int, 32);
+    case DType::i64:
+      return code(dlpack::Int, 64);
+    case DType::u8:
+      return code(dlpack::UInt, 8);
+    case DType::boolean:
+      return code(dlpack::Bool, 8);
+  }
+  return {};
+}
+
+// Copies what a Tensor cannot view: element by element, any strides.
+Tensor copied(const std::byte* data, const Dims& shape,
+              const std::array<int64_t, Dims::kMaxRank>& strides, DType dtype) {
+  const Tensor t = Tensor::empty(shape, dtype);
+  const size_t size = size_of(dtype);
+  auto* to = static_cast<std::byte*>(t.raw());
+  std::array<int64_t, Dims::kMaxRank> index{};
+  for (int64_t n = 0; n < t.numel(); ++n) {
+    int64_t at = 0;
+    for (int d = 0; d < shape.size(); ++d) {
+      at += index[static_cast<size_t>(d)] * strides[static_cast<size_t>(d)];
+    }
+    std::memcpy(to + static_cast<size_t>(n) * size, data + at * static_cast<int64_t>(size), size);
+    for (int d = shape.size() - 1; d >= 0; --d) {
+      if (++index[static_cast<size_t>(d)] < shape[d]) break;
+      index[static_cast<size_t>(d)] = 0;
+    }
+  }
+  return t;
+}
+
+// Memory that Python described, whichever way.
+struct Described {
+  std::byte* data = nullptr;
+  std::optional<DType> dtype;
+  int bits = 0;  // of an element, for messages
+  int rank = 0;
+  Dims shape;
+  std::array<int64_t, Dims::kMaxRank> strides{};  // in elements; may be negative
+  bool whole = true;                              // strides are multiples of an element's size
+  std::shared_ptr<void> owner;
+};
+
+[[noreturn]] void refuse_object(const char* name, nb::handle object, bool writable) {
+  throw nb::type_error(
+      fmt::format("{}: {} arrived, {}array in this computer's memory is right (NumPy, or what "
+                  "speaks DLPack)",
+                  name, kind_of(object), writable ? "a writable " : "an ")
+          .c_str());
+}
+
+void check_rank(const char* name, int64_t rank) {
+  if (rank <= Dims::kMaxRank) return;
+  throw nb::value_error(
+      fmt::format("{}: {} dimensions arrived, {} are the most", name, rank, Dims::kMaxRank)
+          .c_str());
+}
+
+// One element type of the struct module, in native order.
+std::optional<DType> dtype_of_format(const char* format, int64_t size) {
+  if (format == nullptr) return DType::u8;
+  if (*format == '@' || *format == '=' || *format == '<') ++format;
+  if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
+  switch (*format) {
+    case 'f':
+      return DType::f32;
+    case 'd':
+      return DType::f64;
+    case 'e':
+      return DType::f16;
+    case 'i':
+    case 'l':
+    case 'q':
+      return size == 4   ? std::optional(DType::i32)
+             : size == 8 ? std::optional(DType::i64)
+                         : std::nullopt;
+    case 'B':
+      return DType::u8;
+    case '?':
+      return DType::boolean;
+    default:
+      return std::nullopt;
+  }
+}
+
+// NumPy's way, which costs a fifth of DLPack's. False where the object does not speak it, or not
+// for this use.
+bool describe_buffer(const char* name, nb::handle object, bool writable, Described& to) {
+  if (!PyObject_CheckBuffer(object.ptr())) return false;
+  auto view = std::make_unique<Py_buffer>();
+  const int flags = PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+  if (PyObject_GetBuffer(object.ptr(), view.get(), flags) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  // The last handle goes while the GIL is held.
+  const std::shared_ptr<Py_buffer> held(view.release(), [](Py_buffer* b) {
+    PyBuffer_Release(b);
+    delete b;
+  });
+  check_rank(name, held->ndim);
+  to.data = static_cast<std::byte*>(held->buf);
+  to.dtype = dtype_of_format(held->format, held->itemsize);
+  to.bits = static_cast<int>(held->itemsize * 8);
+  to.rank = held->ndim;
+  for (int d = 0; d < held->ndim; ++d) {
+    to.shape.push_back(held->shape[d]);
+    to.whole = to.whole && held->strides[d] % held->itemsize == 0;
+    to.strides[static_cast<size_t>(d)] = held->strides[d] / std::max<Py_ssize_t>(1, held->itemsize);
+  }
+  to.owner = held;
+  return true;
+}
+
+template <class Array>
+bool describe_dlpack(const char* name, nb::handle object, Described& to) {
+  auto array = std::make_shared<Array>();
+  if (!nb::try_cast(object, *array)) {
+    PyErr_Clear();
+    return false;
+  }
+  check_rank(name, static_cast<int64_t>(array->ndim()));
+  to.data =
+      static_cast<std::byte*>(const_cast<void*>(static_cast<const void*>(array->data_handle()))) +
+      array->byte_offset();
+  to.dtype = dtype_of_code(array->dtype());
+  to.bits = array->dtype().bits;
+  to.rank = static_cast<int>(array->ndim());
+  for (size_t d = 0; d < array->ndim(); ++d) {
+    to.shape.push_back(static_cast<int64_t>(array->shape(d)));
+    to.strides[d] = array->stride(d);
+  }
+  to.owner = array;
+  return true;
+}
+
+Tensor tensor_from(const char* name, nb::handle object, bool writable) {
+  Described x;
+  if (!describe_buffer(name, object, writable, x) &&
+      !(writable ? describe_dlpack<nb::ndarray<nb::device::cpu>>(name, object, x)
+                 : describe_dlpack<nb::ndarray<nb::ro, nb::device::cpu>>(name, object, x))) {
+    refuse_object(name, object, writable);
+  }
+  if (!x.dtype) {
+    throw nb::type_error(fmt::format("{}: elements of {} bits of a type that foci does not know "
+                                     "arrived; float32 is right where numbers are meant",
+                                     name, x.bits)
+                             .c_str());
+  }
+  if (x.shape.product() == 0) return Tensor::empty(x.shape, *x.dtype);
+  Dims strides;
+  bool viewable = x.whole && reinterpret_cast<uintptr_t>(x.data) % size_of(*x.dtype) == 0;
+  for (int d = 0; d < x.rank; ++d) {
+    int64_t stride = x.strides[static_cast<size_t>(d)];
+    if (x.shape[d] == 1) stride = std::max<int64_t>(stride, 0);  // moves nothing
+    viewable = viewable && stride >= 0;
+    strides.push_back(stride);
+  }
+  if (viewable) return Tensor::wrap(x.data, x.shape, strides, *x.dtype, std::move(x.owner));
+  if (writable || !x.whole) {
+    throw nb::value_error(fmt::format("{}: {} arrived, an ordinary array is right", name,
+                                      x.whole ? "negative strides or an unaligned address"
+                                              : "strides that are no multiples of an element")
+                              .c_str());
+  }
+  return copied(x.data, x.shape, x.strides, *x.dtype);
+}
+
+}  // namespace
+
+std::string kind_of(nb::handle object) {
+  return nb::cast<std::string>(nb::str(object.type().attr("__name__")));
+}
+
+Tensor tensor_of(const char* name, nb::handle array) {
+  if (array.is_none()) return {};
+  return tensor_from(name, array, false);
+}
+
+Tensor writable_tensor_of(const char* name, nb::handle array) {
+  if (array.is_none()) return {};
+  return tensor_from(name, array, true);
+}
+
+nb::object array_of(const Tensor& tensor) {
+  if (!tensor.defined()) return nb::none();
+  if (tensor.dtype() == DType::bf16) {
+    throw nb::type_error(
+        "bfloat16: NumPy has no such type; use foci.torch, or give float32 or float16");
+  }
+  auto held = std::make_unique<Tensor>(tensor);
+  const nb::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<Tensor*>(p); });
+  const Tensor& t = *held.release();
+  std::vector<size_t> shape(static_cast<size_t>(t.rank()));
+  for (int d = 0; d < t.rank(); ++d) shape[static_cast<size_t>(d)] = static_cast<size_t>(t.dim(d));
+  return nb::cast(nb::ndarray<nb::numpy>(t.raw(), shape.size(), shape.data(), owner,
+                                         t.strides().begin(), code_of(t.dtype())),
+                  nb::rv_policy::reference);
+}
+
+Tensor integers(const char* name, const Tensor& given, DType wanted) {
+  if (!given.defined() || given.dtype() == wanted) return given;
+  if (given.dtype() != DType::i32 && given.dtype() != DType::i64 && given.dtype() != DType::u8) {
+    throw nb::type_error(
+        fmt::format("{}: {} arrived, {} is right", name, name_of(given.dtype()), name_of(wanted))
+            .c_str());
+  }
+  if (wanted == DType::i32 && given.dtype() == DType::i64) {
+    const Tensor dense = given.contiguous();
+    for (int64_t x : dense.span<int64_t>()) {
+      if (x < std::numeric_limits<int32_t>::min() || x > std::numeric_limits<int32_t>::max()) {
+        throw nb::value_error(
+            fmt::format("{}: {} arrived, which is more than 32 bits hold", name, x).c_str());
+      }
+    }
+  }
+  return given.to(wanted);
+}
+
+}  // namespace foci::python

@@ -1,0 +1,317 @@
+// attention, attention_backward and weights on arrays.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <optional>
+
+#include "foci/attention/plan.h"
+#include "foci/core/error.h"
+#include "foci/python/arrays.h"
+#include "foci/python/bindings.h"
+#include "foci/python/spec.h"
+
+namespace foci::python {
+namespace {
+
+// ---- inputs ---------------------------------------------------------------------------------
+
+struct InputName {
+  const char* name;
+  Tensor AttentionInputs::*member;
+  std::optional<DType> integer;  // what other integers become
+};
+constexpr size_t kInputs = 10;
+const std::array<InputName, kInputs>& input_names() {
+  static const std::array<InputName, kInputs> names = {{
+      {"key_lengths", &AttentionInputs::key_lengths, DType::i64},
+      {"past_lengths", &AttentionInputs::past_lengths, DType::i64},
+      {"q_segments", &AttentionInputs::q_segments, DType::i32},
+      {"k_segments", &AttentionInputs::k_segments, DType::i32},
+      {"keep", &AttentionInputs::keep, {}},
+      {"bias", &AttentionInputs::bias, {}},
+      {"slopes", &AttentionInputs::slopes, {}},
+      {"table1d", &AttentionInputs::table1d, {}},
+      {"table2d", &AttentionInputs::table2d, {}},
+      {"score_w", &AttentionInputs::score_w, {}},
+  }};
+  return names;
+}
+
+// A dictionary of arrays by name; None is an empty one. Calls f(name, value).
+template <class F>
+void for_items(const char* what, nb::handle given, const F& f) {
+  if (given.is_none()) return;
+  if (!nb::isinstance<nb::dict>(given)) {
+    throw nb::type_error(
+        fmt::format("{}: {} arrived, a dictionary of arrays is right", what, kind_of(given))
+            .c_str());
+  }
+  for (const auto& [key, value] : nb::borrow<nb::dict>(given)) {
+    if (!nb::isinstance<nb::str>(key)) {
+      throw nb::type_error(
+          fmt::format("{}: a name that is {} arrived, str is right", what, kind_of(key)).c_str());
+    }
+    f(nb::cast<std::string>(key), value);
+  }
+}
+
+AttentionInputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle tensors) {
+  AttentionInputs in;
+  in.q = tensor_of("q", q);
+  in.k = tensor_of("k", k);
+  in.v = tensor_of("v", v);
+  for_items("tensors", tensors, [&](const std::string& name, nb::handle value) {
+    for (const InputName& known : input_names()) {
+      if (name != known.name) continue;
+      Tensor t = tensor_of(known.name, value);
+      if (known.integer) t = integers(known.name, t, *known.integer);
+      in.*known.member = t;
+      return;
+    }
+    throw nb::value_error(
+        fmt::format("tensors: '{}' arrived, which is no tensor of a spec", name).c_str());
+  });
+  return in;
+}
+
+AttentionShape shape_of(const AttentionInputs& in) {
+  const auto check = [](const char* name, const Tensor& t, const char* letters) {
+    require(t.defined(), "{}: None arrived, an array {} is right", name, letters);
+    require(t.rank() == 4, "{}: shape {} arrived, four dimensions {} are right", name, t.shape(),
+            letters);
+  };
+  check("q", in.q, "[B, H, N, D]");
+  check("k", in.k, "[B, Hk, M, D]");
+  check("v", in.v, "[B, Hk, M, Dv]");
+  return {.B = in.q.dim(0),
+          .H = in.q.dim(1),
+          .Hk = in.k.dim(1),
+          .N = in.q.dim(2),
+          .M = in.k.dim(2),
+          .D = in.q.dim(3),
+          .Dv = in.v.dim(3),
+          .dtype = in.q.dtype()};
+}
+
+Statistics statistics_of(unsigned bits) {
+  Statistics s;
+  for (const Statistic one :
+       {Statistic::entropy, Statistic::max_weight, Statistic::support, Statistic::coverage}) {
+    if (bits >> static_cast<unsigned>(one) & 1u) s.add(one);
+  }
+  return s;
+}
+
+// ---- outputs --------------------------------------------------------------------------------
+
+struct OutputName {
+  const char* name;
+  Tensor AttentionOutputs::*member;
+};
+constexpr size_t kOutputs = 7;
+constexpr std::array<OutputName, kOutputs> kOutputNames = {{
+    {"y", &AttentionOutputs::y},
+    {"row_stat", &AttentionOutputs::row_stat},
+    {"entropy", &AttentionOutputs::entropy},
+    {"max_weight", &AttentionOutputs::max_weight},
+    {"max_key", &AttentionOutputs::max_key},
+    {"support", &AttentionOutputs::support},
+    {"coverage", &AttentionOutputs::coverage},
+}};
+
+AttentionOutputs outputs_in(const char* what, nb::handle given) {
+  AttentionOutputs out;
+  for_items(what, given, [&](const std::string& name, nb::handle value) {
+    for (const OutputName& known : kOutputNames) {
+      if (name != known.name) continue;
+      out.*known.member = writable_tensor_of(known.name, value);
+      return;
+    }
+    throw nb::value_error(fmt::format("{}: '{}' arrived, which is no result", what, name).c_str());
+  });
+  return out;
+}
+
+// What a call gave. Holds the inputs, for exact weights and backward.
+struct Outputs {
+  Bound bound;
+  AttentionOutputs out;
+  std::array<nb::object, kOutputs> arrays{};  // made when asked for
+
+  nb::object array(size_t i) {
+    if (!arrays[i].is_valid()) arrays[i] = array_of(out.*kOutputNames[i].member);
+    return arrays[i];
+  }
+};
+
+nb::object attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
+                     nb::handle tensors, unsigned statistics, nb::handle into) {
+  const AttentionInputs in = inputs_of(q, k, v, tensors);
+  AttentionOutputs out = outputs_in("into", into);
+  const Bound bound = spec.plan(shape_of(in), statistics_of(statistics)).bind(in);
+  {
+    const nb::gil_scoped_release free;
+    bound.forward(out);
+  }
+  return nb::cast(Outputs{bound, out});
+}
+
+// ---- backward -------------------------------------------------------------------------------
+
+struct GradientName {
+  const char* name;
+  Tensor AttentionGradients::*member;
+};
+constexpr std::array<GradientName, 9> kGradientNames = {{
+    {"dq", &AttentionGradients::dq},
+    {"dk", &AttentionGradients::dk},
+    {"dv", &AttentionGradients::dv},
+    {"dbias", &AttentionGradients::dbias},
+    {"dslopes", &AttentionGradients::dslopes},
+    {"dtable1d", &AttentionGradients::dtable1d},
+    {"dtable2d", &AttentionGradients::dtable2d},
+    {"dscore_w", &AttentionGradients::dscore_w},
+    {"dscale", &AttentionGradients::dscale},
+}};
+
+AttentionUpstream upstream_of(nb::handle given) {
+  AttentionUpstream up;
+  struct Name {
+    const char* name;
+    Tensor AttentionUpstream::*member;
+  };
+  static constexpr std::array<Name, 5> kNames = {{{"dy", &AttentionUpstream::dy},
+                                                  {"drow_stat", &AttentionUpstream::drow_stat},
+                                                  {"dentropy", &AttentionUpstream::dentropy},
+                                                  {"dmax_weight", &AttentionUpstream::dmax_weight},
+                                                  {"dcoverage", &AttentionUpstream::dcoverage}}};
+  for_items("upstream", given, [&](const std::string& name, nb::handle value) {
+    for (const Name& known : kNames) {
+      if (name != known.name) continue;
+      Tensor t = tensor_of(known.name, value);
+      // Statistics' gradients are small, and sums' are often broadcast views.
+      if (t.defined() && known.member != &AttentionUpstream::dy) t = t.contiguous();
+      if (t.defined() && t.rank() > 0 && t.dim(-1) > 1 && t.stride(-1) != 1) t = t.contiguous();
+      up.*known.member = t;
+      return;
+    }
+    throw nb::value_error(
+        fmt::format("upstream: '{}' arrived, which is no gradient of a result", name).c_str());
+  });
+  return up;
+}
+
+AttentionWanted wanted_of(const std::vector<std::string>& names) {
+  AttentionWanted w;
+  w.qkv = false;
+  for (const std::string& name : names) {
+    if (name == "dq" || name == "dk" || name == "dv") {
+      w.qkv = true;
+    } else if (name == "dbias") {
+      w.bias = true;
+    } else if (name == "dslopes") {
+      w.slopes = true;
+    } else if (name == "dtable1d" || name == "dtable2d") {
+      w.tables = true;
+    } else if (name == "dscore_w") {
+      w.score_w = true;
+    } else if (name == "dscale") {
+      w.scale = true;
+    } else {
+      throw nb::value_error(
+          fmt::format("wanted: '{}' arrived, which is no gradient", name).c_str());
+    }
+  }
+  return w;
+}
+
+nb::dict gradients_to(const Bound& bound, const AttentionOutputs& saved, nb::handle upstream,
+                      const std::vector<std::string>& wanted, nb::handle into) {
+  const AttentionUpstream up = upstream_of(upstream);
+  const AttentionWanted w = wanted_of(wanted);
+  AttentionGradients g;
+  nb::dict result;
+  for_items("into", into, [&](const std::string& name, nb::handle value) {
+    for (const GradientName& known : kGradientNames) {
+      if (name != known.name) continue;
+      g.*known.member = writable_tensor_of(known.name, value);
+      result[known.name] = nb::borrow(value);
+      return;
+    }
+    throw nb::value_error(fmt::format("into: '{}' arrived, which is no gradient", name).c_str());
+  });
+  {
+    const nb::gil_scoped_release free;
+    bound.backward(saved, up, w, g);
+  }
+  for (const std::string& name : wanted) {
+    for (const GradientName& known : kGradientNames) {
+      const Tensor& t = g.*known.member;
+      if (name == known.name && t.defined() && !result.contains(known.name)) {
+        result[known.name] = array_of(t);
+      }
+    }
+  }
+  return result;
+}
+
+nb::dict attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
+                            nb::handle tensors, unsigned statistics, nb::handle saved,
+                            nb::handle upstream, const std::vector<std::string>& wanted,
+                            nb::handle into) {
+  const AttentionInputs in = inputs_of(q, k, v, tensors);
+  const Bound bound = spec.plan(shape_of(in), statistics_of(statistics)).bind(in);
+  AttentionOutputs out;
+  for_items("saved", saved, [&](const std::string& name, nb::handle value) {
+    for (const OutputName& known : kOutputNames) {
+      if (name == known.name) out.*known.member = tensor_of(known.name, value);
+    }
+  });
+  return gradients_to(bound, out, upstream, wanted, into);
+}
+
+// ---- weights and words ------------------------------------------------------------------------
+
+nb::object weights(const Outputs& o, const std::vector<int64_t>& rows,
+                   const std::vector<int64_t>& heads) {
+  Tensor w;
+  {
+    const nb::gil_scoped_release free;
+    w = o.bound.weights(o.out, rows, heads);
+  }
+  return array_of(w);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  nb::class_<Outputs> outputs(m, "Outputs");
+  for (size_t i = 0; i < kOutputs; ++i) {
+    outputs.def_prop_ro(kOutputNames[i].name, [i](Outputs& o) { return o.array(i); });
+  }
+  outputs.def_prop_ro("skipped_pairs", [](const Outputs& o) { return o.out.skipped_pairs; })
+      .def_prop_ro("visible_pairs", [](const Outputs& o) { return o.bound.visible_pairs(); })
+      .def("weights", &weights, nb::arg("rows"), nb::arg("heads"))
+      .def(
+          "backward",
+          [](const Outputs& o, nb::handle upstream, const std::vector<std::string>& wanted,
+             nb::handle into) { return gradients_to(o.bound, o.out, upstream, wanted, into); },
+          nb::arg("upstream").none(), nb::arg("wanted"), nb::arg("into") = nb::none());
+  m.def("attention", &attention, nb::arg("spec"), nb::arg("q").none(), nb::arg("k").none(),
+        nb::arg("v").none(), nb::arg("tensors") = nb::none(), nb::arg("statistics") = 0u,
+        nb::arg("into") = nb::none());
+  m.def("attention_backward", &attention_backward, nb::arg("spec"), nb::arg("q").none(),
+        nb::arg("k").none(), nb::arg("v").none(), nb::arg("tensors").none(), nb::arg("statistics"),
+        nb::arg("saved").none(), nb::arg("upstream").none(), nb::arg("wanted"),
+        nb::arg("into") = nb::none());
+  m.def(
+      "explain",
+      [](const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v) {
+        return spec.plan(shape_of(inputs_of(q, k, v, nb::none())), {}).explain();
+      },
+      nb::arg("spec"), nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none());
+}
+
+}  // namespace foci::python

@@ -1,0 +1,124 @@
+// Cache: keys and values of sequences that grow (foci/attention/kv_cache.h).
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "foci/attention/kv_cache.h"
+#include "foci/core/error.h"
+#include "foci/python/arrays.h"
+#include "foci/python/bindings.h"
+#include "foci/python/spec.h"
+
+namespace foci::python {
+namespace {
+
+DType dtype_of_name(const std::string& name) {
+  for (const DType t : {DType::f32, DType::f16, DType::bf16}) {
+    if (name == name_of(t)) return t;
+  }
+  throw nb::value_error(
+      fmt::format("dtype: '{}' arrived, 'float32', 'float16' or 'bfloat16' is right", name)
+          .c_str());
+}
+
+KvRows rows_of(const std::vector<int64_t>& sequences, const std::vector<int64_t>& counts) {
+  return {.sequences = sequences, .counts = counts};
+}
+
+void append(KvCache& cache, nb::handle k, nb::handle v, const std::vector<int64_t>& sequences,
+            const std::vector<int64_t>& counts) {
+  const Tensor keys = tensor_of("k", k), values = tensor_of("v", v);
+  require(keys.defined(), "k: None arrived, an array [E, Hk, n, D] is right");
+  require(values.defined(), "v: None arrived, an array [E, Hk, n, Dv] is right");
+  const nb::gil_scoped_release free;
+  cache.append(keys, values, rows_of(sequences, counts));
+}
+
+// Tables that a cache takes: those that are not laid out by key.
+AttentionInputs tables_of(nb::handle slopes, nb::handle table1d, nb::handle score_w) {
+  AttentionInputs in;
+  in.slopes = tensor_of("slopes", slopes);
+  in.table1d = tensor_of("table1d", table1d);
+  in.score_w = tensor_of("score_w", score_w);
+  return in;
+}
+
+nb::dict attend(const KvCache& cache, const HeldSpec& spec, nb::handle q, unsigned statistics,
+                nb::handle y, const std::vector<int64_t>& sequences,
+                const std::vector<int64_t>& counts, nb::handle slopes, nb::handle table1d,
+                nb::handle score_w) {
+  const Tensor queries = tensor_of("q", q);
+  require(queries.defined(), "q: None arrived, an array [E, H, n, D] is right");
+  const AttentionInputs tables = tables_of(slopes, table1d, score_w);
+  AttentionSpec asked = spec.spec();
+  for (const Statistic s :
+       {Statistic::entropy, Statistic::max_weight, Statistic::support, Statistic::coverage}) {
+    if (statistics >> static_cast<unsigned>(s) & 1u) asked.statistics.add(s);
+  }
+  const Tensor given = writable_tensor_of("y", y);
+  AttentionOutputs out;
+  {
+    const nb::gil_scoped_release free;
+    out = cache.attend(asked, queries, tables, rows_of(sequences, counts));
+  }
+  nb::dict result;
+  const auto put = [&](const char* name, const Tensor& t) {
+    if (t.defined()) result[name] = array_of(t);
+  };
+  if (given.defined()) {
+    require(given.shape() == out.y.shape(), "y: shape {} arrived, {} is right", given.shape(),
+            out.y.shape());
+    given.copy_from(out.y);
+    result["y"] = nb::borrow(y);
+  } else {
+    put("y", out.y);
+  }
+  put("row_stat", out.row_stat);
+  put("entropy", out.entropy);
+  put("max_weight", out.max_weight);
+  put("max_key", out.max_key);
+  put("support", out.support);
+  put("coverage", out.coverage);
+  return result;
+}
+
+}  // namespace
+
+void bind_cache(nb::module_& m) {
+  const auto numbers = nb::arg("sequences") = std::vector<int64_t>{};
+  const auto counts = nb::arg("counts") = std::vector<int64_t>{};
+  nb::class_<KvCache>(m, "Cache")
+      .def(
+          "__init__",
+          [](KvCache* self, int64_t sequences, int64_t kv_heads, int64_t head_size,
+             int64_t value_size, const std::string& dtype, std::optional<int64_t> window) {
+            new (self) KvCache({.sequences = sequences,
+                                .Hk = kv_heads,
+                                .D = head_size,
+                                .Dv = value_size,
+                                .dtype = dtype_of_name(dtype)},
+                               window);
+          },
+          nb::arg("sequences"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("value_size"),
+          nb::arg("dtype"), nb::arg("window").none())
+      .def("append", &append, nb::arg("k").none(), nb::arg("v").none(), numbers, counts)
+      .def("attend", &attend, nb::arg("spec"), nb::arg("q").none(), nb::arg("statistics"),
+           nb::arg("y").none(), numbers, counts, nb::arg("slopes").none(),
+           nb::arg("table1d").none(), nb::arg("score_w").none())
+      .def("position", &KvCache::position, nb::arg("sequence"))
+      .def("first", &KvCache::first, nb::arg("sequence"))
+      .def("length", &KvCache::length, nb::arg("sequence"))
+      .def("truncate", &KvCache::truncate, nb::arg("sequence"), nb::arg("position"))
+      .def("reset", &KvCache::reset, nb::arg("sequence"))
+      // Copies: a view would be left hanging by the next append.
+      .def(
+          "keys", [](const KvCache& c, int64_t s) { return array_of(c.keys(s).clone()); },
+          nb::arg("sequence"))
+      .def(
+          "values", [](const KvCache& c, int64_t s) { return array_of(c.values(s).clone()); },
+          nb::arg("sequence"))
+      .def_prop_ro("bytes", &KvCache::bytes);
+}
+
+}  // namespace foci::python

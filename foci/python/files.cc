@@ -1,0 +1,106 @@
+// safetensors files, and case files against the engine.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "foci/io/safetensors.h"
+#include "foci/python/arrays.h"
+#include "foci/python/bindings.h"
+#include "foci/verify/verify.h"
+
+namespace foci::python {
+namespace {
+
+nb::tuple load(const std::string& path) {
+  Safetensors file;
+  {
+    const nb::gil_scoped_release free;
+    file = read_safetensors(path);
+  }
+  nb::dict tensors;
+  for (const auto& [name, tensor] : file.tensors) {
+    // NumPy has no bfloat16; float32 holds each of its numbers.
+    const bool lacks = tensor.dtype() == DType::bf16;
+    tensors[name.c_str()] = array_of(lacks ? tensor.to(DType::f32) : tensor);
+  }
+  return nb::make_tuple(tensors, file.metadata);
+}
+
+void save(const std::string& path, nb::dict tensors,
+          const std::map<std::string, std::string>& metadata) {
+  std::vector<std::pair<std::string, Tensor>> list;
+  for (const auto& [key, value] : tensors) {
+    if (!nb::isinstance<nb::str>(key)) {
+      throw nb::type_error(
+          fmt::format("tensors: a name that is {} arrived, str is right", kind_of(key)).c_str());
+    }
+    const auto name = nb::cast<std::string>(key);
+    const std::string what = "tensors['" + name + "']";
+    if (value.is_none()) {
+      throw nb::type_error((what + ": None arrived, an array is right").c_str());
+    }
+    list.emplace_back(name, tensor_of(what.c_str(), value));
+  }
+  const nb::gil_scoped_release free;
+  write_safetensors(path, list, metadata);
+}
+
+nb::dict verify(const std::vector<std::string>& paths, bool reference,
+                const std::vector<std::string>& targets,
+                const std::optional<std::string>& implementation) {
+  VerifyOptions options;
+  options.reference = reference;
+  for (const std::string& name : targets) options.targets.push_back(parse_target(name));
+  if (implementation) {
+    if (*implementation != "plain" && *implementation != "fused") {
+      throw nb::value_error(
+          fmt::format("implementation: '{}' arrived, 'plain' or 'fused' is right", *implementation)
+              .c_str());
+    }
+    options.implementation =
+        *implementation == "plain" ? Implementation::plain : Implementation::fused;
+  }
+  VerifyReport report;
+  {
+    const nb::gil_scoped_release free;
+    report = verify_paths({paths.begin(), paths.end()}, options);
+  }
+  nb::list failures, unreadable;
+  for (const VerifyFailure& f : report.failures) {
+    nb::dict one;
+    one["path"] = f.path.string();
+    one["op"] = f.op;
+    one["engine"] = f.engine;
+    one["tensor"] = f.tensor;
+    one["error"] = f.error;
+    one["allowed"] = f.allowed;
+    one["wrong"] = f.wrong;
+    one["elements"] = f.elements;
+    one["message"] = f.message;
+    failures.append(one);
+  }
+  for (const VerifyUnreadable& u : report.unreadable) {
+    unreadable.append(nb::make_tuple(u.path.string(), u.message));
+  }
+  nb::dict result;
+  result["passed"] = report.passed;
+  result["failed"] = report.failed;
+  result["skipped"] = report.skipped;
+  result["runs"] = report.runs;
+  result["failures"] = failures;
+  result["unreadable"] = unreadable;
+  return result;
+}
+
+}  // namespace
+
+void bind_files(nb::module_& m) {
+  m.def("load", &load, nb::arg("path"));
+  m.def("save", &save, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"));
+  m.def("verify", &verify, nb::arg("paths"), nb::arg("reference"), nb::arg("targets"),
+        nb::arg("implementation").none());
+}
+
+}  // namespace foci::python

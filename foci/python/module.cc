@@ -1,0 +1,13 @@
+// The module foci._core: what the Python package in python/foci is made of.
+#include <nanobind/nanobind.h>
+
+#include "foci/python/bindings.h"
+
+NB_MODULE(_core, m) {
+  m.doc() = "foci's engine. Use the package foci, which checks and explains.";
+  foci::python::bind_runtime(m);
+  foci::python::bind_spec(m);
+  foci::python::bind_attention(m);
+  foci::python::bind_cache(m);
+  foci::python::bind_files(m);
+}

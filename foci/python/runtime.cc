@@ -1,0 +1,49 @@
+// Threads, SIMD targets, and foci's errors as Python's.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "foci/core/error.h"
+#include "foci/core/simd_target.h"
+#include "foci/core/threads.h"
+#include "foci/python/bindings.h"
+
+namespace foci::python {
+
+namespace nb = nanobind;
+
+void bind_runtime(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const ArgumentError& e) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const FormatError& e) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const IoError& e) {
+      PyErr_SetString(PyExc_OSError, e.what());
+    } catch (const Error& e) {
+      PyErr_SetString(PyExc_RuntimeError, e.what());
+    }
+  });
+
+  m.def("num_threads", &num_threads, "Threads that a call may use.");
+  m.def("set_num_threads", &set_num_threads, nb::arg("n"),
+        "Sets how many threads a call may use, 1 or more. Results do not depend on it.");
+  m.def(
+      "target", [] { return std::string(name_of(current_target())); },
+      "The SIMD target in use: 'baseline', 'avx2' or 'avx512'.");
+  m.def(
+      "set_target", [](const std::string& name) { set_target(parse_target(name)); },
+      nb::arg("name"), "Forces a SIMD target that this machine has.");
+  m.def(
+      "supported_targets",
+      [] {
+        std::vector<std::string> names;
+        for (const SimdTarget t : supported_targets()) names.emplace_back(name_of(t));
+        return names;
+      },
+      "The SIMD targets that this machine has.");
+}
+
+}  // namespace foci::python

@@ -1,0 +1,85 @@
+// Spec: what attention computes. Its options come as the JSON of docs/attention.md, which
+// python/foci/spec.py writes.
+#include "foci/python/spec.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "foci/core/simd_target.h"
+#include "foci/python/bindings.h"
+#include "foci/spec/json.h"
+
+namespace foci::python {
+
+namespace nb = nanobind;
+
+Plan HeldSpec::plan(const AttentionShape& shape, Statistics statistics) const {
+  const SimdTarget target = current_target();
+  const std::lock_guard lock(mutex_);
+  for (auto made = plans_.rbegin(); made != plans_.rend(); ++made) {
+    if (made->shape == shape && made->statistics == statistics && made->target == target) {
+      return made->plan;
+    }
+  }
+  AttentionSpec spec = spec_;
+  spec.statistics = statistics;
+  Plan plan = Plan::make(spec, shape);
+  if (plans_.size() == kMostPlans) plans_.erase(plans_.begin());
+  plans_.push_back({shape, statistics, target, plan});
+  return plan;
+}
+
+namespace {
+
+// The tensors beside q, k and v that a spec reads, by the names of AttentionInputs.
+std::vector<std::string> tensors_of(const HeldSpec& held) {
+  const AttentionSpec& spec = held.spec();
+  std::vector<std::string> names;
+  const auto add = [&](const char* name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+  };
+  if (std::holds_alternative<Additive>(spec.score)) add("score_w");
+  for (const Mask& mask : spec.masks) {
+    std::visit(overloaded{[&](const Causal& m) {
+                            if (m.align == Align::past) add("past_lengths");
+                          },
+                          [&](const Window& m) {
+                            if (m.align == Align::past) add("past_lengths");
+                          },
+                          [&](const KeyLengths&) { add("key_lengths"); },
+                          [&](const Segments&) {
+                            add("q_segments");
+                            add("k_segments");
+                          },
+                          [&](const Keep&) { add("keep"); }},
+               mask);
+  }
+  for (const Bias& bias : spec.biases) {
+    std::visit(
+        overloaded{[&](const TensorBias&) { add("bias"); }, [&](const Alibi&) { add("slopes"); },
+                   [&](const Relative1D&) { add("table1d"); },
+                   [&](const Relative2D&) { add("table2d"); }},
+        bias);
+  }
+  return names;
+}
+
+}  // namespace
+
+void bind_spec(nb::module_& m) {
+  nb::class_<HeldSpec>(m, "Spec")
+      .def(
+          "__init__",
+          [](HeldSpec* self, const std::string& json) {
+            new (self) HeldSpec(spec_from_json_text(json));
+          },
+          nb::arg("json"))
+      .def("to_json", [](const HeldSpec& s) { return spec_to_json_text(s.spec()); })
+      .def("tensors", &tensors_of, "Names of the tensors beside q, k and v that this spec reads.")
+      .def("__eq__", [](const HeldSpec& a, const HeldSpec& b) { return a.spec() == b.spec(); });
+}
+
+}  // namespace foci::python

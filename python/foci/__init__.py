@@ -1,0 +1,24 @@
+"""foci: attention for CPUs, fused, differentiable and open to inspection.
+
+    >>> y = foci.attention(q, k, v, causal=True)                   # [B, H, N, Dv]
+    >>> out = foci.attention(q, k, v, statistics=["entropy", "coverage"])
+    >>> out.weights(rows=[0, 7], heads=[2])                        # exact, of these rows alone
+
+``foci.torch`` is the same for PyTorch, with gradients, and a backend for transformers.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version as _version
+
+from ._attention import Outputs, attention, attention_backward, explain, weights
+from ._core import num_threads, set_num_threads, set_target, supported_targets, target
+from .spec import Spec
+
+try:
+    __version__ = _version("foci")
+except PackageNotFoundError:  # a source tree on the path
+    __version__ = "0"
+
+__all__ = ["Outputs", "Spec", "attention", "attention_backward", "explain", "num_threads",
+           "set_num_threads", "set_target", "supported_targets", "target", "weights"]

@@ -1,0 +1,290 @@
+"""Spec: what attention computes, as a value."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import numbers
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from . import _core
+
+__all__ = ["Spec"]
+
+_ALIGNS = ("bottom-right", "top-left", "past")
+_SCORES = ("dot", "cosine", "l2", "additive")
+_NORMALIZERS = ("softmax", "sparsemax", "entmax", "topk")
+_PLACES = ("weights", "keys")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _choice(name: str, value: object, known: Sequence[str]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: {_kind(value)} arrived, one of {', '.join(known)} is right")
+    if value not in known:
+        raise ValueError(f"{name}: {value!r} arrived, one of {', '.join(known)} is right")
+    return value
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: {_kind(value)} arrived, a number is right")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: {number} arrived, a finite number is right")
+    return number
+
+
+def _integer(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}: {_kind(value)} arrived, an integer is right")
+    return int(value)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: {_kind(value)} arrived, True or False is right")
+    return value
+
+
+def _side(name: str, value: object) -> Optional[int]:
+    return None if value is None else _integer(name, value)
+
+
+def _window(window: object, align: str) -> Dict[str, Any]:
+    if isinstance(window, (tuple, list)):
+        if len(window) != 2:
+            raise ValueError(
+                f"window: {len(window)} sides arrived, (left, right) are right")
+        left, right = window
+    else:
+        left, right = window, window
+    return {"kind": "window", "left": _side("window", left), "right": _side("window", right),
+            "align": align}
+
+
+def _scale(scale: object) -> Any:
+    if scale is None:
+        return "auto"
+    if isinstance(scale, (list, tuple)) or (hasattr(scale, "tolist") and getattr(
+            scale, "ndim", 0) == 1):
+        values = scale.tolist() if hasattr(scale, "tolist") else scale
+        return [_number("scale", x) for x in values]
+    if hasattr(scale, "item") and not isinstance(scale, numbers.Real):
+        scale = scale.item()
+    return _number("scale", scale)
+
+
+def _dropout(dropout: object, seed: object, place: object) -> Optional[Dict[str, Any]]:
+    if dropout is None:
+        return None
+    return {"p": _number("dropout", dropout), "seed": _integer("dropout_seed", seed),
+            "place": _choice("dropout_place", place, _PLACES)}
+
+
+class Spec:
+    """What attention computes; nothing about how, and no array.
+
+    ``s = scale * score(q, k)``, then softcap, biases, masks, the normaliser and dropout; the
+    weights are summed over the values. Immutable, hashable and picklable. Dimension letters: B
+    batch, H query heads, Hk key/value heads, N queries, M keys, D and Dv head sizes.
+
+    Args:
+        score: ``"dot"``, ``"cosine"``, ``"l2"`` (minus gamma times the squared distance) or
+            ``"additive"`` (``w . tanh(q + k)``, w given as ``score_w [D]``).
+        gamma: of ``"l2"``.
+        scale: ``None`` for 1/sqrt(D) of dot and 1 of the others; a number; or H of them.
+        softcap: scores become ``softcap * tanh(s / softcap)``.
+        normalizer: ``"softmax"``, ``"sparsemax"``, ``"entmax"`` or ``"topk"`` (softmax over the
+            k best scores).
+        alpha: of ``"entmax"``, above 1.
+        k: of ``"topk"``, at least 1.
+        causal: True (the last query sees all keys, ``"bottom-right"``), ``"top-left"`` (as
+            PyTorch's ``is_causal``) or ``"past"`` (reads ``past_lengths [B]``).
+        window: a query sees so many keys on either side, ``(left, right)`` or one number; None
+            is without bound.
+        window_align: where a query stands among the keys, as for ``causal``.
+        key_lengths: reads ``key_lengths [B]``: only the first so many keys exist.
+        segments: reads ``q_segments [B, N]`` and ``k_segments [B, M]``: packed sequences.
+        keep: reads ``keep``, boolean, broadcast to [B, H, N, M]; True attends.
+        bias: reads ``bias``, broadcast to [B, H, N, M] and added to the scores.
+        alibi: reads ``slopes [H]``: minus slope times distance.
+        relative1d: the largest distance; reads ``table1d [H, 2 * relative1d + 1]``.
+        relative2d: ``(height, width)`` of a grid; reads ``table2d [H, 2h - 1, 2w - 1]``.
+        dropout: the chance that a weight is dropped. For training only.
+        dropout_seed: equal seeds drop equal weights, whatever the batch or the threads.
+        dropout_place: ``"weights"``, or ``"keys"`` (DropKey: dropped before the normaliser).
+
+    Raises:
+        ValueError, TypeError: naming the option, what arrived and what would be right.
+    """
+
+    __slots__ = ("_held", "_json")
+    _held: _core.Spec
+    _json: str
+
+    def __init__(self, *, score: str = "dot", gamma: float = 1.0,
+                 scale: Union[None, float, Sequence[float]] = None,
+                 softcap: Optional[float] = None, normalizer: str = "softmax",
+                 alpha: float = 1.5, k: int = 1, causal: Union[bool, str] = False,
+                 window: Union[None, int, Tuple[Optional[int], Optional[int]]] = None,
+                 window_align: str = "bottom-right", key_lengths: bool = False,
+                 segments: bool = False, keep: bool = False, bias: bool = False,
+                 alibi: bool = False, relative1d: Optional[int] = None,
+                 relative2d: Optional[Tuple[int, int]] = None, dropout: Optional[float] = None,
+                 dropout_seed: int = 0, dropout_place: str = "weights") -> None:
+        options: Dict[str, Any] = {"scale": _scale(scale)}
+        options["score"] = {"kind": _choice("score", score, _SCORES)}
+        if score == "l2":
+            options["score"]["gamma"] = _number("gamma", gamma)
+        if softcap is not None:
+            options["softcap"] = _number("softcap", softcap)
+        options["normalizer"] = {"kind": _choice("normalizer", normalizer, _NORMALIZERS)}
+        if normalizer == "entmax":
+            options["normalizer"]["alpha"] = _number("alpha", alpha)
+        if normalizer == "topk":
+            options["normalizer"]["k"] = _integer("k", k)
+        masks: List[Dict[str, Any]] = []
+        if causal is not False:
+            align = "bottom-right" if causal is True else _choice("causal", causal, _ALIGNS)
+            masks.append({"kind": "causal", "align": align})
+        if window is not None:
+            masks.append(_window(window, _choice("window_align", window_align, _ALIGNS)))
+        for name, on in (("key_lengths", key_lengths), ("segments", segments), ("keep", keep)):
+            if _flag(name, on):
+                masks.append({"kind": name})
+        options["masks"] = masks
+        biases: List[Dict[str, Any]] = []
+        if _flag("bias", bias):
+            biases.append({"kind": "tensor"})
+        if _flag("alibi", alibi):
+            biases.append({"kind": "alibi"})
+        if relative1d is not None:
+            biases.append({"kind": "relative1d",
+                           "max_distance": _integer("relative1d", relative1d)})
+        if relative2d is not None:
+            if not isinstance(relative2d, (tuple, list)) or len(relative2d) != 2:
+                raise TypeError("relative2d: (height, width) of a grid is right")
+            biases.append({"kind": "relative2d",
+                           "grid": [_integer("relative2d", x) for x in relative2d]})
+        options["biases"] = biases
+        options["dropout"] = _dropout(dropout, dropout_seed, dropout_place)
+        self._set(json.dumps(options))
+
+    def _set(self, text: str) -> None:
+        held = _core.Spec(text)
+        object.__setattr__(self, "_held", held)
+        object.__setattr__(self, "_json", held.to_json())
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Spec cannot be changed; make another one")
+
+    @classmethod
+    def from_json(cls, text: Union[str, Mapping[str, Any]]) -> "Spec":
+        """The spec of a JSON text, or of a dictionary of its form (docs/attention.md)."""
+        if not isinstance(text, (str, Mapping)):
+            raise TypeError(f"text: {_kind(text)} arrived, JSON text or a dictionary is right")
+        spec = cls.__new__(cls)
+        spec._set(text if isinstance(text, str) else json.dumps(dict(text)))
+        return spec
+
+    def to_json(self) -> str:
+        """Every option, defaults too; ``Spec.from_json`` reads it."""
+        return self._json
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Likewise as a dictionary."""
+        result: Dict[str, Any] = json.loads(self._json)
+        return result
+
+    @property
+    def tensors(self) -> Tuple[str, ...]:
+        """Names of the arrays beside q, k and v that this spec reads."""
+        return tuple(self._held.tensors())
+
+    def replace(self, **changes: Any) -> "Spec":
+        """Another spec, with other values of some of the constructor's options.
+
+        Raises:
+            ValueError: for a spec that only JSON can say (two windows, say).
+        """
+        if Spec(**self._options()) != self:
+            raise ValueError("spec: the constructor's options cannot say this one; change its JSON")
+        return Spec(**{**self._options(), **changes})
+
+    def _options(self) -> Dict[str, Any]:
+        """The constructor's options that are not at their defaults."""
+        d = self.to_dict()
+        options: Dict[str, Any] = {}
+        score, normalizer = d["score"], d["normalizer"]
+        if score["kind"] != "dot":
+            options["score"] = score["kind"]
+        if "gamma" in score:
+            options["gamma"] = score["gamma"]
+        if d["scale"] != "auto":
+            options["scale"] = d["scale"]
+        if d.get("softcap") is not None:
+            options["softcap"] = d["softcap"]
+        if normalizer["kind"] != "softmax":
+            options["normalizer"] = normalizer["kind"]
+        for name in ("alpha", "k"):
+            if name in normalizer:
+                options[name] = normalizer[name]
+        for mask in d["masks"]:
+            if mask["kind"] == "causal":
+                options["causal"] = True if mask["align"] == "bottom-right" else mask["align"]
+            elif mask["kind"] == "window":
+                options["window"] = (mask["left"], mask["right"])
+                if mask["align"] != "bottom-right":
+                    options["window_align"] = mask["align"]
+            else:
+                options[mask["kind"]] = True
+        for bias in d["biases"]:
+            if bias["kind"] == "tensor":
+                options["bias"] = True
+            elif bias["kind"] == "alibi":
+                options["alibi"] = True
+            elif bias["kind"] == "relative1d":
+                options["relative1d"] = bias["max_distance"]
+            else:
+                options["relative2d"] = tuple(bias["grid"])
+        if d.get("dropout"):
+            options["dropout"] = d["dropout"]["p"]
+            if d["dropout"]["seed"]:
+                options["dropout_seed"] = d["dropout"]["seed"]
+            if d["dropout"]["place"] != "weights":
+                options["dropout_place"] = d["dropout"]["place"]
+        return options
+
+    def __repr__(self) -> str:
+        options = self._options()
+        if Spec(**options) != self:
+            return f"Spec.from_json({json.dumps(self.to_dict())!r})"
+        return "Spec(" + ", ".join(f"{k}={v!r}" for k, v in options.items()) + ")"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self._json == other._json
+
+    def __hash__(self) -> int:
+        return hash(self._json)
+
+    def __reduce__(self) -> Tuple[Any, Tuple[str]]:
+        return (Spec.from_json, (self._json,))
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _spec_of(**options: Any) -> Spec:
+    return Spec(**options)
+
+
+def spec_of(options: Mapping[str, Any]) -> Spec:
+    """The spec of a call's keyword options; equal ones share one spec, and so its plans."""
+    try:
+        hash(tuple(options.values()))
+    except TypeError:  # a list of scales, say
+        return Spec(**options)
+    return _spec_of(**options)
