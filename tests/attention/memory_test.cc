@@ -49,7 +49,8 @@ void let_go(void* p) {
 
 }  // namespace
 
-// The linker puts these in the place of what foci's libraries call (--wrap).
+// The linker puts these in the place of what foci's libraries call (--wrap), which makes their
+// names. NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" {
 void* __real_malloc(size_t);
 void* __real_calloc(size_t, size_t);
@@ -74,6 +75,7 @@ void __wrap_free(void* p) {
   __real_free(p);
 }
 }
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace foci {
 namespace {
@@ -218,7 +220,8 @@ TEST(Memory, IsLinearWithMasksAndBiases) {
   Rng rng(4);
   const auto spec = [](std::vector<Mask> masks, std::vector<Bias> biases) {
     masks.push_back(Window{64, 64});
-    return AttentionSpec{.masks = masks, .biases = biases, .statistics = Statistics::all()};
+    return AttentionSpec{
+        .masks = std::move(masks), .biases = std::move(biases), .statistics = Statistics::all()};
   };
   expect_linear("key lengths, keep", [&](int64_t n) {
     Problem p = problem_of(spec({KeyLengths{}, Keep{}}, {}), n);

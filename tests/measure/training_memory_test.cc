@@ -28,7 +28,8 @@ void count(size_t n) {
 
 }  // namespace
 
-// The linker puts these in the place of what foci's libraries call (--wrap).
+// The linker puts these in the place of what foci's libraries call (--wrap), which makes their
+// names. NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" {
 void* __real_malloc(size_t);
 void* __real_calloc(size_t, size_t);
@@ -51,6 +52,7 @@ void* __wrap_aligned_alloc(size_t a, size_t n) {
   return __real_aligned_alloc(a, n);
 }
 }
+// NOLINTEND(bugprone-reserved-identifier)
 
 namespace foci::measure {
 namespace {
