@@ -1,4 +1,5 @@
-// Arrays come in through nanobind's ndarray, which speaks the buffer protocol and DLPack.
+// Arrays come in through the buffer protocol, DLPack's table of C functions, or nanobind's ndarray,
+// which speaks the rest of DLPack.
 #include "foci/python/arrays.h"
 
 #include <nanobind/ndarray.h>
@@ -8,6 +9,8 @@
 #include <cstring>
 #include <limits>
 #include <optional>
+
+#include "foci/python/exchange.h"
 
 namespace foci::python {
 namespace {
@@ -159,6 +162,29 @@ bool describe_buffer(const char* name, nb::handle object, bool writable, Describ
   return true;
 }
 
+// PyTorch's way.
+bool describe_exchanged(const char* name, nb::handle object, bool writable, Described& to) {
+  constexpr int kCpu = 1;
+  const Exchanged got = exchanged(object);
+  if (got.tensor == nullptr || (writable && !got.writable)) return false;
+  const nb::dlpack::dltensor& t = *got.tensor;
+  if (t.device.device_type != kCpu) return false;
+  check_rank(name, t.ndim);
+  to.data = static_cast<std::byte*>(t.data) + t.byte_offset;
+  to.dtype = dtype_of_code(t.dtype);
+  to.bits = t.dtype.bits;
+  to.rank = t.ndim;
+  int64_t dense = 1;
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    to.strides[static_cast<size_t>(d)] = t.strides != nullptr ? t.strides[d] : dense;
+    dense *= t.shape[d];
+  }
+  for (int d = 0; d < t.ndim; ++d) to.shape.push_back(t.shape[d]);
+  if (t.data == nullptr && to.shape.product() > 0) return false;  // a tensor without memory
+  to.owner = got.owner;
+  return true;
+}
+
 template <class Array>
 bool describe_dlpack(const char* name, nb::handle object, Described& to) {
   auto array = std::make_shared<Array>();
@@ -184,6 +210,7 @@ bool describe_dlpack(const char* name, nb::handle object, Described& to) {
 Tensor tensor_from(const char* name, nb::handle object, bool writable) {
   Described x;
   if (!describe_buffer(name, object, writable, x) &&
+      !describe_exchanged(name, object, writable, x) &&
       !(writable ? describe_dlpack<nb::ndarray<nb::device::cpu>>(name, object, x)
                  : describe_dlpack<nb::ndarray<nb::ro, nb::device::cpu>>(name, object, x))) {
     refuse_object(name, object, writable);

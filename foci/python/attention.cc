@@ -265,6 +265,10 @@ nb::dict attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb
   const Bound bound = spec.plan(shape_of(in), statistics_of(statistics)).bind(in);
   AttentionOutputs out;
   for_items("saved", saved, [&](const std::string& name, nb::handle value) {
+    if (name == "ordinary") {
+      out.ordinary = value.ptr() == Py_True;
+      return;
+    }
     for (const OutputName& known : kOutputNames) {
       if (name == known.name) out.*known.member = tensor_of(known.name, value);
     }
@@ -284,6 +288,16 @@ nb::object weights(const Outputs& o, const std::vector<int64_t>& rows,
   return array_of(w);
 }
 
+// From what an earlier call saved.
+nb::object weights_from(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
+                        nb::handle tensors, nb::handle row_stat, const std::vector<int64_t>& rows,
+                        const std::vector<int64_t>& heads) {
+  const AttentionInputs in = inputs_of(q, k, v, tensors);
+  AttentionOutputs saved;
+  saved.row_stat = tensor_of("row_stat", row_stat);
+  return weights({spec.plan(shape_of(in), {}).bind(in), saved}, rows, heads);
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& m) {
@@ -292,6 +306,7 @@ void bind_attention(nb::module_& m) {
     outputs.def_prop_ro(kOutputNames[i].name, [i](Outputs& o) { return o.array(i); });
   }
   outputs.def_prop_ro("skipped_pairs", [](const Outputs& o) { return o.out.skipped_pairs; })
+      .def_prop_ro("ordinary", [](const Outputs& o) { return o.out.ordinary; })
       .def_prop_ro("visible_pairs", [](const Outputs& o) { return o.bound.visible_pairs(); })
       .def("weights", &weights, nb::arg("rows"), nb::arg("heads"))
       .def(
@@ -306,6 +321,9 @@ void bind_attention(nb::module_& m) {
         nb::arg("k").none(), nb::arg("v").none(), nb::arg("tensors").none(), nb::arg("statistics"),
         nb::arg("saved").none(), nb::arg("upstream").none(), nb::arg("wanted"),
         nb::arg("into") = nb::none());
+  m.def("weights", &weights_from, nb::arg("spec"), nb::arg("q").none(), nb::arg("k").none(),
+        nb::arg("v").none(), nb::arg("tensors").none(), nb::arg("row_stat").none(), nb::arg("rows"),
+        nb::arg("heads"));
   m.def(
       "explain",
       [](const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v) {

@@ -4,6 +4,8 @@
 #include "foci/python/bindings.h"
 
 NB_MODULE(_core, m) {
+  // Specs that Python caches hold outlive the module; nanobind would report them at exit.
+  nanobind::set_leak_warnings(false);
   m.doc() = "foci's engine. Use the package foci, which checks and explains.";
   foci::python::bind_runtime(m);
   foci::python::bind_spec(m);

@@ -3,6 +3,7 @@
 #include "foci/python/spec.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -67,6 +68,22 @@ std::vector<std::string> tensors_of(const HeldSpec& held) {
   return names;
 }
 
+// The same with numbers that a call brings: a learned scale (one, or one a head), a drawn seed.
+HeldSpec* with_numbers(const HeldSpec& held, const std::optional<std::vector<double>>& scale,
+                       std::optional<uint64_t> seed) {
+  AttentionSpec spec = held.spec();
+  if (scale) {
+    if (scale->size() == 1) {
+      spec.scale = scale->front();
+    } else {
+      spec.scale = *scale;
+    }
+  }
+  if (seed && spec.dropout) spec.dropout->seed = *seed;
+  validate(spec);
+  return new HeldSpec(std::move(spec));
+}
+
 }  // namespace
 
 void bind_spec(nb::module_& m) {
@@ -79,6 +96,8 @@ void bind_spec(nb::module_& m) {
           nb::arg("json"))
       .def("to_json", [](const HeldSpec& s) { return spec_to_json_text(s.spec()); })
       .def("tensors", &tensors_of, "Names of the tensors beside q, k and v that this spec reads.")
+      .def("with_numbers", &with_numbers, nb::arg("scale").none(), nb::arg("seed").none(),
+           nb::rv_policy::take_ownership)
       .def("__eq__", [](const HeldSpec& a, const HeldSpec& b) { return a.spec() == b.spec(); });
 }
 

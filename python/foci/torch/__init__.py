@@ -1,0 +1,22 @@
+"""foci for PyTorch: attention with gradients for every option.
+
+    >>> y = foci.torch.attention(q, k, v, causal=True)                # [B, H, N, Dv]
+    >>> out = foci.torch.attention(q, k, v, normalizer="entmax", statistics=["entropy"])
+    >>> (loss + 0.1 * out.entropy.mean()).backward()
+
+The operator is ``torch.ops.foci.attention``, which torch.compile and torch.export take;
+``MultiheadAttention`` stands in for torch.nn's, ``mask_mod`` takes masks written for FlexAttention.
+"""
+
+try:
+    import torch as _torch
+except ImportError:
+    raise ImportError("foci.torch needs PyTorch 2.6 or newer, which is not installed") from None
+if tuple(int(n) for n in _torch.__version__.split(".")[:2]) < (2, 6):
+    raise ImportError(f"foci.torch needs PyTorch 2.6 or newer, {_torch.__version__} is installed")
+
+from ._attention import Outputs, attention
+from ._mask import BlockMask, create_block_mask
+from ._multihead import MultiheadAttention
+
+__all__ = ["BlockMask", "MultiheadAttention", "Outputs", "attention", "create_block_mask"]

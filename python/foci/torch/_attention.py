@@ -1,0 +1,342 @@
+"""attention for PyTorch: any option, with gradients, in eager mode and under torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._attention import TENSORS, resolve, statistics_bits
+from ..spec import Spec
+from . import _op
+from ._mask import BlockMask, mask_of
+
+__all__ = ["Outputs", "attention"]
+
+_peek_functorch = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Outputs:
+    """What :func:`attention` gives where statistics are asked for. All but ``max_key`` and
+    ``support`` have gradients; those that were not asked for are None.
+
+    Attributes:
+        y: [B, H, N, Dv], of q's dtype.
+        row_stat: [B, H, N] float32: the log-sum-exp of the scores (softmax, topk), or the
+            threshold tau (sparsemax, entmax).
+        entropy: [B, H, N] float32, in nats, of the weights before dropout.
+        max_weight: [B, H, N] float32; max_key, int64, is the first key that has it.
+        support: [B, H, N] float32: the number of keys that take part.
+        coverage: [B, H, M] float32: how much weight each key got in all.
+    """
+
+    def __init__(self, results: Dict[str, Tensor], call: Tuple[Any, ...]) -> None:
+        self.y = results["y"]
+        self.row_stat = results["row_stat"]
+        self.entropy = results.get("entropy")
+        self.max_weight = results.get("max_weight")
+        self.max_key = results.get("max_key")
+        self.support = results.get("support")
+        self.coverage = results.get("coverage")
+        self._call = call
+
+    def weights(self, rows: Optional[Sequence[int]] = None,
+                heads: Optional[Sequence[int]] = None) -> Tensor:
+        """Exact weights of some query rows and heads, before dropout.
+
+        Args:
+            rows: queries, all where None.
+            heads: query heads, all where None.
+
+        Returns:
+            [B, len(heads), len(rows), M] float32. They have gradients, whose backward takes memory
+            for the N x M matrix.
+        """
+        q, k, tensors, text = self._call
+        B, H, N = self.row_stat.shape
+        return torch.ops.foci.weights(  # type: ignore[no-any-return]
+            q, k, *tensors, self.row_stat.detach(), text, _indices("rows", rows, N),
+            _indices("heads", heads, H))
+
+
+def _indices(name: str, given: Optional[Sequence[int]], count: int) -> List[int]:
+    if given is None:
+        return list(range(count))
+    result = []
+    for i in given:
+        if isinstance(i, bool) or not hasattr(i, "__index__"):
+            raise TypeError(f"{name}: {type(i).__name__} arrived, integers are right")
+        n = int(i)
+        if not -count <= n < count:
+            raise ValueError(f"{name}: {n} arrived, a number below {count} is right")
+        result.append(n + count if n < 0 else n)
+    return result
+
+
+# ---- eager mode -----------------------------------------------------------------------------------
+
+
+class _Call:
+    """What a call's backward needs beside tensors."""
+
+    __slots__ = ("held", "statistics", "names")
+
+    def __init__(self, held: _core.Spec, statistics: int, names: Tuple[str, ...]) -> None:
+        self.held = held
+        self.statistics = statistics
+        self.names = names  # of the tensors after q, k and v
+
+
+class _Attention(torch.autograd.Function):
+    """Eager mode's operator, which spares the dispatcher's time. Gives y and, where there are
+    statistics, the row statistic and them."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor,  # type: ignore[override]
+                *others: Tensor) -> Any:
+        tensors = {name: t for name, t in zip(call.names, others) if name != "scale"}
+        if _op._OLD:
+            q, k, v = q.detach(), k.detach(), v.detach()
+            tensors = {name: t.detach() for name, t in tensors.items()}
+        results, ordinary = _op.run_forward(call.held, call.statistics, q, k, v, tensors)
+        ctx.save_for_backward(q, k, v, *others, *(results.get(name) for name in _op.SAVED))
+        ctx.call, ctx.ordinary = call, ordinary
+        ctx.set_materialize_grads(False)
+        if not call.statistics:
+            return results["y"]
+        fixed = [results[name] for name in ("max_key", "support") if name in results]
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(results[name] for name in _op.RESULTS if name in results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        call: _Call = ctx.call
+        every = ctx.saved_tensors  # asked for once: whoever saved them may make them anew
+        q, k, v, *others = every[:-len(_op.SAVED)]
+        tensors = {name: t for name, t in zip(call.names, others) if name != "scale"}
+        scale = others[call.names.index("scale")] if "scale" in call.names else None
+        saved: Dict[str, Any] = {name: t for name, t in zip(
+            _op.SAVED, every[-len(_op.SAVED):]) if t is not None}
+        saved["ordinary"] = ctx.ordinary
+        given = [name for name in _op.RESULTS if _gives(call.statistics, name)]
+        upstream = {"d" + name: g for name, g in zip(given, grads) if g is not None}
+        inputs = ("q", "k", "v") + call.names
+        wanted = [name for name, needs in zip(inputs, ctx.needs_input_grad[1:]) if needs]
+        if _op._OLD:
+            q, k, v = q.detach(), k.detach(), v.detach()
+            tensors = {name: t.detach() for name, t in tensors.items()}
+        got = _op.run_backward(call.held, call.statistics, q, k, v, tensors, saved, upstream,
+                               wanted, scale)
+        return (None, *(got.get(name) for name in inputs))
+
+
+def _gives(statistics: int, name: str) -> bool:
+    if name == "y":
+        return True
+    if name == "row_stat":
+        return statistics != 0
+    return bool(statistics & statistics_bits(name))
+
+
+def _plain(*tensors: Any) -> bool:
+    """Whether nothing but the CPU looks at these tensors: no compiler, tracer, mode or subclass."""
+    if (_dispatch_modes() or _peek_functorch() is not None or _tracing() is not None):
+        return False
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            return False
+    return True
+
+
+def _require_tensor(name: str, t: object) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name}: {type(t).__name__} arrived, a torch.Tensor is right")
+
+
+_ROW_STAT = 16  # a bit that asks for Outputs without a statistic of its own
+
+
+def _bits(statistics: Union[str, Iterable[str]]) -> int:
+    bits = statistics_bits(statistics) if statistics else 0
+    return bits | _ROW_STAT if statistics else 0
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, /, spec: Optional[Spec] = None, *,
+              statistics: Union[str, Iterable[str]] = (),
+              mask_mod: Union[None, Callable[..., Tensor], BlockMask] = None,
+              **options: Any) -> Any:
+    """Attention of q to k, summed over v, with gradients for every tensor that it reads.
+
+    Memory is linear in N + M, forward and backward, whatever the options. Works in eager mode and
+    under ``torch.compile`` and ``torch.export``, as the operator ``torch.ops.foci.attention``.
+    Gradients of gradients there are none.
+
+    Args:
+        q: [B, H, N, D] float32, bfloat16 or float16, on the CPU. Strided views (heads of one
+            projection, say) are read in place; only one whose last dimension is strided is copied
+            first. So for k and v.
+        k: [B, Hk, M, D]; Hk divides H.
+        v: [B, Hk, M, Dv].
+        spec: what to compute; or, instead, the options of :class:`foci.Spec` by keyword, and the
+            tensors that they read: ``bias``, ``keep``, ``key_lengths``, ``past_lengths``,
+            ``q_segments``, ``k_segments``, ``slopes``, ``table1d``, ``table2d``, ``score_w``.
+            ``scale`` may be a tensor, one number or [H], which gets a gradient; beside a spec too.
+            ``dropout`` without ``dropout_seed`` draws the seed from PyTorch's generator.
+        statistics: names among entropy, max_weight, support, coverage, row_stat.
+        mask_mod: a function ``(b, h, q_idx, kv_idx) -> bool`` as FlexAttention's, or what
+            :func:`create_block_mask` made of it; True attends.
+
+    Returns:
+        y [B, H, N, Dv], in q's order of dimensions; with statistics :class:`Outputs`.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what arrived and what would be right.
+
+    Example:
+        >>> y = foci.torch.attention(q, k, v, causal=True)
+        >>> out = foci.torch.attention(q, k, v, normalizer="entmax", statistics=["entropy"])
+        >>> (loss + 0.1 * out.entropy.mean()).backward()
+    """
+    if torch.compiler.is_compiling():
+        return _traced(q, k, v, spec, statistics, mask_mod, options)
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, Tensor):
+            _require_tensor(name, t)
+    if mask_mod is not None:
+        options = _masked(q, k, mask_mod, options)
+    if torch.is_autocast_enabled("cpu"):
+        q, k, v = _autocast(q, k, v)
+    scale = seed = None
+    if options:
+        options, scale, seed = _own_tensors(spec, options)
+    spec, tensors = resolve(spec, options)
+    bits = _bits(statistics) if statistics else 0
+    if not _plain(q, k, v, *tensors.values()) or (scale is not None and not _plain(scale)):
+        return _operator(q, k, v, spec.to_json(), tensors, scale, seed, bits)
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        _op.check_ranks(q, k, v)
+    q, k, v = _op.prepared("q", q), _op.prepared("k", k), _op.prepared("v", v)
+    if tensors:
+        tensors = {name: _op.prepared(name, t) for name, t in tensors.items()}
+    held = _op.with_numbers(spec._held, scale, seed)
+    if torch.is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad or
+            (scale is not None and scale.requires_grad) or
+            any(t.requires_grad for t in tensors.values())):
+        if scale is not None:
+            names, others = (*tensors, "scale"), (*tensors.values(), scale)
+        else:
+            names, others = tuple(tensors), tuple(tensors.values())
+        got = _Attention.apply(_Call(held, bits, names), q, k, v, *others)
+        if not bits:
+            return got
+        results = dict(zip([name for name in _op.RESULTS if _gives(bits, name)], got))
+    else:
+        results, _ = _op.run_forward(held, bits & ~_ROW_STAT, q, k, v, tensors)
+        if not bits:
+            return results["y"]
+    return _outputs(results, q, k, spec.to_json(), tensors, scale, seed)
+
+
+def _own_tensors(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[
+        Dict[str, Any], Optional[Tensor], Optional[Tensor]]:
+    """Takes a learned scale and a dropout seed out of a call's options; draws the seed."""
+    scale = options.get("scale")
+    if isinstance(scale, Tensor):
+        options = {name: value for name, value in options.items() if name != "scale"}
+        if not scale.is_floating_point():
+            raise TypeError(f"scale: {scale.dtype} arrived, a floating type is right")
+    else:
+        scale = None
+    seed = options.get("dropout_seed")
+    if isinstance(seed, Tensor):
+        options = {name: value for name, value in options.items() if name != "dropout_seed"}
+    else:
+        draws = spec is None and seed is None and options.get("dropout")
+        seed = torch.randint(1 << 62, (), dtype=torch.int64) if draws else None
+    if "dropout" in options and not options["dropout"]:
+        options = {name: value for name, value in options.items() if name != "dropout"}
+    for name, t in options.items():
+        if t is not None and name in TENSORS and not isinstance(t, (Tensor, bool)):
+            _require_tensor(name, t)
+    return options, scale, seed
+
+
+def _masked(q: Tensor, k: Tensor, mask_mod: Union[Callable[..., Tensor], BlockMask],
+            options: Dict[str, Any]) -> Dict[str, Any]:
+    if q.dim() != 4 or k.dim() != 4:
+        _op.check_ranks(q, k, k)
+    mask = mask_of(mask_mod, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return mask.options(options)
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.get_autocast_dtype("cpu")
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+# ---- the operator ---------------------------------------------------------------------------------
+
+
+def _operator(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Tensor],
+              scale: Optional[Tensor], seed: Optional[Tensor], bits: int) -> Any:
+    others = [tensors.get(name) for name in TENSORS] + [scale, seed]
+    got = torch.ops.foci.attention(q, k, v, *others, text, bits & ~_ROW_STAT)
+    if not bits:
+        return got[0]
+    results = {name: t for name, t in zip(_op.RESULTS, got) if _gives(bits, name)}
+    return _outputs(results, q, k, text, tensors, scale, seed)
+
+
+def _outputs(results: Dict[str, Tensor], q: Tensor, k: Tensor, text: str,
+             tensors: Dict[str, Tensor], scale: Optional[Tensor],
+             seed: Optional[Tensor]) -> Outputs:
+    others = [tensors.get(name) for name in TENSORS] + [scale, seed]
+    return Outputs(results, (q, k, others, text))
+
+
+class _Shaped:
+    """Stands for a tensor where only its name and shape matter."""
+
+    def __init__(self, shape: Tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+@torch.compiler.assume_constant_result
+def _constant_text(spec: Optional[Spec], names: Tuple[str, ...],
+                   shapes: Tuple[Tuple[int, ...], ...], options: Tuple[Any, ...]) -> str:
+    arrays = {name: _Shaped(shape) for name, shape in zip(names, shapes)}
+    resolved, _ = resolve(spec, {**dict(options), **arrays})
+    return resolved.to_json()
+
+
+@torch.compiler.assume_constant_result
+def _constant_bits(statistics: Any) -> int:
+    return _bits(statistics)
+
+
+def _traced(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
+            statistics: Union[str, Iterable[str]], mask_mod: Any, options: Dict[str, Any]) -> Any:
+    """The operator's call as compilers see it: what is no tensor becomes a constant."""
+    if mask_mod is not None:
+        if not isinstance(mask_mod, BlockMask):
+            raise TypeError("mask_mod: a function arrived under torch.compile; make it a mask with "
+                            "foci.torch.create_block_mask outside")
+        options = mask_mod.options(options)
+    if torch.is_autocast_enabled("cpu"):
+        q, k, v = _autocast(q, k, v)
+    options, scale, seed = _own_tensors(spec, options)
+    tensors = {name: t for name, t in options.items() if isinstance(t, Tensor)}
+    rest = tuple((name, value) for name, value in options.items() if name not in tensors)
+    # Only tables' shapes say something about the spec.
+    shapes = tuple(tuple(t.shape) if name in ("table1d", "table2d") else ()
+                   for name, t in tensors.items())
+    text = _constant_text(spec, tuple(tensors), shapes, rest)
+    bits = _constant_bits(tuple(statistics) if not isinstance(statistics, str) else statistics)
+    return _operator(q, k, v, text, tensors, scale, seed, bits)

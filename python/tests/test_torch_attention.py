@@ -1,0 +1,359 @@
+"""foci.torch.attention and its gradients against float64 formulas under torch.autograd."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+import torch_formulas as formulas  # noqa: E402
+from hypothesis import HealthCheck, Phase, given, note, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch_formulas import near  # noqa: E402
+
+import foci  # noqa: E402
+import foci.torch  # noqa: E402
+from foci.torch import attention  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def heads(B, H, N, D, strided=False, dtype=torch.float32):
+    if strided:
+        return torch.randn(B, N, H, D, dtype=dtype).transpose(1, 2)
+    return torch.randn(B, H, N, D, dtype=dtype)
+
+
+def arrays(B=2, H=4, Hk=2, N=7, M=9, D=8, Dv=5, strided=False, dtype=torch.float32):
+    return (heads(B, H, N, D, strided, dtype), heads(B, Hk, M, D, strided, dtype),
+            heads(B, Hk, M, Dv, strided, dtype))
+
+
+NAMES = ("q", "k", "v")
+STATISTICS = ("entropy", "max_weight", "coverage", "row_stat")
+
+
+def form(results, upstream, learned):
+    """The gradients that a fixed random linear form of `upstream` results gives to tensors."""
+    torch.manual_seed(0)
+    loss = 0.0
+    for name in upstream:
+        weight = torch.randn(results[name].shape)
+        finite = results["row_stat"].detach().isfinite() if name == "row_stat" else ...
+        loss = loss + (weight.to(results[name].dtype) * results[name])[finite].sum()
+    got = torch.autograd.grad(loss, list(learned.values()), allow_unused=True)
+    return {name: torch.zeros_like(t) if g is None else g
+            for (name, t), g in zip(learned.items(), got)}
+
+
+def compare(qkv, options, upstream=("y",), learned=NAMES, top=1):
+    """Results, and gradients of the `learned` tensors, against the formula in float64: within 2e-5
+    of the largest value, or twice what the formula itself errs in float32."""
+    every = {**dict(zip(NAMES, qkv)), **options}
+
+    def leaves(dtype):
+        return {name: t.detach().to(dtype).requires_grad_(name in learned)
+                if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+                for name, t in every.items()}
+
+    def formula(dtype):
+        own = leaves(dtype)
+        results = formulas.attention(**own, top=top)
+        return results, form(results, upstream, {n: own[n] for n in learned})
+
+    mine = leaves(torch.float32)
+    statistics = [name for name in upstream if name != "y"]
+    more = {"k": top} if options.get("normalizer") == "topk" else {}
+    got = attention(*[mine[name] for name in NAMES], statistics=statistics, **more,
+                    **{name: t for name, t in mine.items() if name not in NAMES})
+    results = {name: getattr(got, name) for name in ("y", *statistics)} if statistics else {
+        "y": got}
+    gradients = form(results, upstream, {name: mine[name] for name in learned})
+    (want, want_gradients), (naive, naive_gradients) = formula(torch.float64), formula(
+        torch.float32)
+    for name, result in results.items():
+        near(result, want[name], name=name, least=1e-3, naive=naive[name])
+    for name in learned:
+        assert gradients[name].dtype == mine[name].dtype
+        # Sums of many terms of unit size may cancel to little.
+        near(gradients[name], want_gradients[name], name="d" + name,
+             least=0.1 if name in NAMES else 4.0, naive=naive_gradients[name])
+
+
+@pytest.mark.parametrize("upstream", [("y",), *[("y", s) for s in STATISTICS], STATISTICS])
+@pytest.mark.parametrize("normalizer", ["softmax", "sparsemax", "entmax", "topk"])
+def test_gradients_through_statistics(normalizer, upstream):
+    torch.manual_seed(3)
+    compare(arrays(), {"normalizer": normalizer}, upstream, top=4)
+
+
+@pytest.mark.parametrize("option", ["bias", "slopes", "table1d", "table2d", "score_w", "scale",
+                                    "scale_one"])
+def test_gradient_of_each_option(option):
+    torch.manual_seed(4)
+    q, k, v = arrays(N=12, M=12)
+    options, learned = {}, option
+    if option == "bias":
+        options["bias"] = torch.randn(4, 1, 12)
+    elif option == "slopes":
+        options["slopes"] = torch.rand(4)
+    elif option == "table1d":
+        options["table1d"] = torch.randn(4, 7)
+    elif option == "table2d":
+        options["table2d"] = torch.randn(4, 5, 7)
+    elif option == "score_w":
+        options["score_w"] = torch.randn(8)
+        options["score"] = "additive"
+    else:
+        options["scale"] = torch.randn(4) if option == "scale" else torch.tensor(0.7)
+        learned = "scale"
+    compare((q, k, v), options, ("y", "entropy"), (*NAMES, learned))
+    # Alone, without gradients of q, k and v.
+    compare((q, k, v), options, ("y",), (learned,))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None,
+          phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_options(data):
+    draw = data.draw
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    B, Hk, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    H = Hk * group
+    N, M = draw(st.integers(1, 24)), draw(st.integers(1, 24))
+    D, Dv = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    options, top, learned = {}, 1, []
+    grid = draw(st.booleans())
+    if grid:  # a two-dimensional bias knows positions of a grid only
+        height, width = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+        N = M = height * width
+        options["table2d"] = torch.randn(H, 2 * height - 1, 2 * width - 1)
+        learned.append("table2d")
+    q, k, v = arrays(B, H, Hk, N, M, D, Dv, strided=draw(st.booleans()))
+    options["score"] = draw(st.sampled_from(["dot", "cosine", "l2", "additive"]))
+    if options["score"] == "cosine" and D == 1:
+        options["score"] = "dot"  # of two signs: the gradient is rounding
+    if options["score"] == "l2":
+        options["gamma"] = 0.25
+    if options["score"] == "additive":
+        options["score_w"] = torch.randn(D)
+        learned.append("score_w")
+    scale = draw(st.sampled_from([None, 0.5, "one", "heads"]))
+    if scale is not None:
+        options["scale"] = {"one": torch.randn(1), "heads": torch.randn(H)}.get(scale, scale)
+        if scale != 0.5:
+            learned.append("scale")
+    if draw(st.booleans()):
+        options["softcap"] = 3.0
+    options["normalizer"] = draw(st.sampled_from(["softmax", "sparsemax", "entmax", "topk"]))
+    if options["normalizer"] == "entmax":
+        options["alpha"] = draw(st.sampled_from([1.25, 1.5, 1.75]))
+    if options["normalizer"] == "topk":
+        top = draw(st.integers(1, M))
+    if draw(st.booleans()):
+        options["causal"] = draw(st.sampled_from(["bottom-right", "top-left"]))
+    if draw(st.booleans()):
+        options["window"] = (draw(st.integers(0, M)), draw(st.sampled_from([None, 0, 3])))
+    if draw(st.booleans()):
+        options["key_lengths"] = torch.randint(0, M + 1, (B,))
+    if draw(st.booleans()):
+        options["keep"] = torch.rand(*draw(st.sampled_from(
+            [(M,), (N, M), (H, N, M), (B, 1, 1, M), (B, H, N, M)]))) < 0.8
+    if draw(st.booleans()):
+        options["bias"] = torch.randn(*draw(st.sampled_from(
+            [(M,), (N, 1), (N, M), (H, 1, M), (B, 1, N, M), (B, H, N, M)])))
+        if draw(st.booleans()):
+            options["bias"][torch.rand_like(options["bias"]) < 0.1] = -math.inf
+        learned.append("bias")
+    if draw(st.booleans()):
+        options["slopes"] = torch.rand(H)
+        learned.append("slopes")
+    if draw(st.booleans()):
+        options["table1d"] = torch.randn(H, 2 * draw(st.integers(0, 4)) + 1)
+        learned.append("table1d")
+    upstream = ("y", *[name for name in STATISTICS if draw(st.booleans())])
+    note(f"{options}, top={top}, {upstream}, q {q.shape}, k {k.shape}")
+    compare((q, k, v), options, upstream,
+            (*[n for n in NAMES if draw(st.booleans()) or n == "q"], *learned), top)
+
+
+def test_strided_views_are_read_and_gradients_written_in_place():
+    torch.manual_seed(5)
+    x = torch.randn(2, 6, 3, 4, 8, requires_grad=True)  # a joint projection [B, N, 3, H, D]
+    q, k, v = (t.transpose(1, 2) for t in x.unbind(2))
+    y = attention(q, k, v)
+    assert y.transpose(1, 2).is_contiguous()  # heads join without a copy
+    assert torch.equal(y, attention(q.contiguous(), k.contiguous(), v.contiguous()))
+    y.square().sum().backward()
+    x64 = x.detach().double().requires_grad_()
+    q, k, v = (t.transpose(1, 2) for t in x64.unbind(2))
+    formulas.attention(q, k, v)["y"].square().sum().backward()
+    near(x.grad, x64.grad)
+
+
+def test_a_strided_last_dimension_is_copied():
+    torch.manual_seed(6)
+    q, k, v = (torch.randn(1, 2, 8, 5).transpose(-1, -2).requires_grad_() for _ in range(3))
+    bias = torch.randn(5, 5).t().requires_grad_()
+    y = attention(q, k, v, bias=bias)
+    assert torch.equal(y, attention(q.contiguous(), k.contiguous(), v.contiguous(),
+                                    bias=bias.contiguous()))
+    y.sum().backward()
+    assert q.grad.shape == q.shape and bias.grad.shape == bias.shape
+
+
+def test_gradients_only_where_needed():
+    q, k, v = arrays()
+    q.requires_grad_()
+    bias = torch.randn(7, 9)
+    attention(q, k, v, bias=bias).sum().backward()
+    assert k.grad is None and v.grad is None and bias.grad is None
+    assert not attention(q.detach(), k, v, bias=bias).requires_grad
+    with torch.no_grad():
+        assert not attention(q, k, v).requires_grad
+    out = attention(q, k, v, statistics=["support", "max_weight"])
+    assert out.max_weight.requires_grad and not out.support.requires_grad
+    assert not out.max_key.requires_grad and out.entropy is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precisions(dtype):
+    torch.manual_seed(7)
+    qkv = [t.to(dtype).requires_grad_() for t in arrays()]
+    qkv64 = [t.detach().double().requires_grad_() for t in qkv]
+    y = attention(*qkv, causal=True)
+    assert y.dtype == dtype
+    want = formulas.attention(*qkv64, causal=True)["y"]
+    tolerance = 2 * torch.finfo(dtype).eps
+    near(y, want, tolerance)
+    y.sum().backward()
+    want.sum().backward()
+    for t, t64 in zip(qkv, qkv64):
+        assert t.grad.dtype == dtype
+        near(t.grad, t64.grad, 2 * tolerance)
+
+
+def test_learned_scale_beside_a_spec():
+    torch.manual_seed(8)
+    q, k, v = arrays()
+    spec = foci.Spec(causal=True, scale=3.0)
+    scale = torch.tensor([0.5], requires_grad=True)
+    y = attention(q, k, v, spec, scale=scale)
+    near(y, attention(q, k, v, causal=True, scale=0.5))
+    y.sum().backward()
+    assert scale.grad.shape == (1,)
+
+
+def test_exact_weights_have_gradients():
+    torch.manual_seed(9)
+    qkv = [t.requires_grad_() for t in arrays()]
+    out = attention(*qkv, causal=True, statistics="row_stat")
+    w = out.weights(rows=[1, -1, 3], heads=[2, 0])
+    qkv64 = [t.detach().double().requires_grad_() for t in qkv]
+    want = formulas.attention(*qkv64, causal=True)["weights"][:, [2, 0]][:, :, [1, -1, 3]]
+    near(w, want)
+    c = torch.randn(w.shape)
+    (c * w).sum().backward()
+    (c.double() * want).sum().backward()
+    for t, t64 in zip(qkv[:2], qkv64[:2]):
+        near(t.grad, t64.grad)
+    near(out.weights(), formulas.attention(*qkv64, causal=True)["weights"])
+
+
+def test_dropout_follows_the_generator():
+    torch.manual_seed(10)
+    q, k, v = arrays(N=40, M=40)
+    torch.manual_seed(1)
+    first, second = (attention(q, k, v, dropout=0.3) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(first, attention(q, k, v, dropout=0.3))
+    assert not torch.equal(first, second)
+    assert torch.equal(attention(q, k, v, dropout=0.3, dropout_seed=5),
+                       attention(q, k, v, dropout=0.3, dropout_seed=torch.tensor(5)))
+    assert torch.equal(attention(q, k, v, dropout=0.0), attention(q, k, v))
+    # Backward drops what forward dropped: with v the identity, y is the dropped weights.
+    eye = torch.eye(40).expand(2, 2, 40, 40).clone().requires_grad_()
+    y = attention(q, k, eye, dropout=0.3, dropout_seed=7)
+    y.sum().backward()
+    dropped = y.detach().unflatten(1, (2, 2)).sum(2).sum(-2)  # by key, over a group's heads
+    near(eye.grad[..., 0], dropped)
+    # Exact weights, and their gradients, are those before it.
+    out = attention(q, k, v, dropout=0.3, statistics="row_stat")
+    near(out.weights(), attention(q, k, v, statistics="row_stat").weights())
+
+
+def test_empty_rows_and_sizes():
+    q, k, v = (t.requires_grad_() for t in arrays())
+    y = attention(q, k, v, key_lengths=torch.tensor([0, 9]))
+    assert torch.equal(y[0], torch.zeros_like(y[0]))
+    y.sum().backward()
+    assert not q.grad[0].any() and not v.grad[0].any()
+    for sizes in ({"N": 0}, {"M": 0}, {"B": 0}):
+        qkv = [t.requires_grad_() for t in arrays(**sizes)]
+        y = attention(*qkv)
+        y.sum().backward()
+        assert all(t.grad.shape == t.shape for t in qkv)
+
+
+def test_saved_tensors_may_not_change():
+    q, k, v = arrays()
+    q.requires_grad_()
+    y = attention(q, k, v)
+    v.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_checkpoint_and_autocast():
+    from torch.utils.checkpoint import checkpoint
+    q, k, v = arrays()
+    q.requires_grad_()
+    call = lambda x: attention(x, k, v, dropout=0.2)
+    torch.manual_seed(2)
+    call(q).sum().backward()
+    plain, q.grad = q.grad, None
+    torch.manual_seed(2)
+    checkpoint(call, q, use_reentrant=False).sum().backward()
+    assert torch.equal(plain, q.grad)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attention(q, k, v).dtype == torch.bfloat16
+
+
+def test_no_gradients_of_gradients():
+    q, k, v = arrays()
+    q.requires_grad_()
+    (g,) = torch.autograd.grad(attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        g.sum().backward()
+
+
+WRONG = [
+    (lambda q, k, v: attention(q.numpy(), k, v), TypeError, "q: ndarray arrived"),
+    (lambda q, k, v: attention(q[0], k, v), ValueError, "q: shape"),
+    (lambda q, k, v: attention(q, k[..., :3], v), ValueError, "k: "),
+    (lambda q, k, v: attention(q.double(), k.double(), v.double()), ValueError, "float64|f64"),
+    (lambda q, k, v: attention(q, k.bfloat16(), v), ValueError, "k: "),
+    (lambda q, k, v: attention(q.int(), k, v), ValueError, "int32|i32"),
+    (lambda q, k, v: attention(q.to("meta"), k, v), ValueError, "q: a tensor on meta"),
+    (lambda q, k, v: attention(q.to_sparse(), k, v), ValueError, "q: a tensor of layout"),
+    (lambda q, k, v: attention(q, k, v, bias=torch.zeros(3, 3)), ValueError, "bias: "),
+    (lambda q, k, v: attention(q, k, v, keep=torch.zeros(7, 9)), ValueError, "keep: "),
+    (lambda q, k, v: attention(q, k, v, keep=[True]), TypeError, "keep: list"),
+    (lambda q, k, v: attention(q, k, v, scale=torch.ones(3)), ValueError, "scale: "),
+    (lambda q, k, v: attention(q, k, v, scale=torch.ones(2, 2)), ValueError, "scale: shape"),
+    (lambda q, k, v: attention(q, k, v, scale=torch.tensor([1])), TypeError, "scale: "),
+    (lambda q, k, v: attention(q, k, v, mystery=1), TypeError, "mystery"),
+    (lambda q, k, v: attention(q, k, v, foci.Spec(), causal=True), TypeError, "causal"),
+    (lambda q, k, v: attention(q, k, v, statistics="entrop"), ValueError, "statistics"),
+    (lambda q, k, v: attention(q, k, v, dropout=1.5), ValueError, "dropout"),
+    (lambda q, k, v: attention(q, k, v, statistics="entropy").weights(rows=[7]), ValueError,
+     "rows: 7"),
+    (lambda q, k, v: attention(q, k, v, statistics="entropy").weights(heads=[0.5]), TypeError,
+     "heads: float"),
+]
+
+
+@pytest.mark.parametrize("call, error, message", WRONG, ids=[m for _, _, m in WRONG])
+def test_wrong_calls(call, error, message):
+    with pytest.raises(error, match=message):
+        call(*arrays())

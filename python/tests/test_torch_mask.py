@@ -1,0 +1,166 @@
+"""Masks written as functions against dense ones and against FlexAttention."""
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.6")
+
+from torch_formulas import near  # noqa: E402
+
+from foci.torch import attention, create_block_mask  # noqa: E402
+from foci.torch import _mask  # noqa: E402
+
+torch.set_num_threads(1)
+DOCUMENTS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 2])
+
+
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+def shifted(b, h, q_idx, kv_idx):
+    return q_idx + 4 >= kv_idx
+
+
+def sliding(b, h, q_idx, kv_idx):
+    return (q_idx - kv_idx <= 3) & (kv_idx - q_idx <= 1)
+
+
+def documents(b, h, q_idx, kv_idx):
+    return DOCUMENTS[q_idx] == DOCUMENTS[kv_idx]
+
+
+def by_head(b, h, q_idx, kv_idx):
+    return (kv_idx + h) % 2 == q_idx % 2
+
+
+def any_of(b, h, q_idx, kv_idx):  # a reduction of a scalar and a vector: right under vmap alone
+    return (q_idx - kv_idx == torch.tensor([0, 2, 5])).any()
+
+
+def prefix(b, h, q_idx, kv_idx):
+    return kv_idx < torch.tensor([3, 8])[b]
+
+
+def dense(mask_mod, B, H, N, M):
+    return torch.tensor([[[[bool(mask_mod(torch.tensor(b), torch.tensor(h), torch.tensor(i),
+                                          torch.tensor(j))) for j in range(M)] for i in range(N)]
+                          for h in range(H)] for b in range(B)])
+
+
+@pytest.mark.parametrize("mask_mod, kind", [
+    (causal, "window"), (shifted, "window"), (sliding, "window"), (documents, "keep"),
+    (by_head, "keep"), (any_of, "keep"), (prefix, "key_lengths")])
+def test_masks_say_what_the_function_says(mask_mod, kind, monkeypatch):
+    monkeypatch.setattr(_mask, "_BLOCK", 64)  # several blocks of rows
+    mask = create_block_mask(mask_mod, 2, 2, 10, 10)
+    want = dense(mask_mod, 2, 2, 10, 10)
+    assert torch.equal(mask.to_dense().expand(2, 2, 10, 10), want)
+    assert getattr(mask, kind) is not None, mask
+    assert abs(mask.sparsity() - 100 * (1 - want.float().mean().item())) < 1e-3
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 10, 8, requires_grad=True) for _ in range(3))
+    y = attention(q, k, v, mask_mod=mask)
+    near(y, attention(q, k, v, keep=want), 1e-6)
+    near(y, attention(q, k, v, mask_mod=mask_mod), 0)
+    grads = torch.autograd.grad(y.square().sum(), (q, k, v))
+    same = torch.autograd.grad(attention(q, k, v, keep=want).square().sum(), (q, k, v))
+    for g, s in zip(grads, same):
+        near(g, s, 1e-5)
+
+
+@pytest.mark.parametrize("mask_mod", [causal, sliding, documents, by_head])
+def test_as_flex_attention(mask_mod):
+    from torch.nn.attention import flex_attention as flex
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 2, 10, 8) for _ in range(3))
+    theirs = flex.create_block_mask(mask_mod, 2, 2, 10, 10, device="cpu")
+    want = flex.flex_attention(q, k, v, block_mask=theirs)
+    near(attention(q, k, v, mask_mod=mask_mod), want, 1e-5)
+    near(attention(q, k, v, mask_mod=theirs), want, 1e-5)
+
+
+def test_windows_are_found_only_where_they_are():
+    def found(f, N, M):
+        mask = create_block_mask(f, None, None, N, M)
+        assert torch.equal(mask.to_dense()[0, 0], dense(f, 1, 1, N, M)[0, 0])
+        return mask.window, mask.window_align
+
+    assert found(causal, 6, 6) == ((None, 0), "bottom-right")
+    assert found(causal, 4, 6)[1] == "top-left"
+    assert found(lambda b, h, i, j: j <= i + 2, 4, 6) == ((None, 0), "bottom-right")
+    assert found(lambda b, h, i, j: i - j < 3, 6, 6)[0] == (2, None)
+    assert found(lambda b, h, i, j: (j <= i) & (j != 2), 6, 6)[0] is None
+    assert found(lambda b, h, i, j: (j <= i) & (i < 4), 6, 6)[0] is None
+    assert create_block_mask(lambda b, h, i, j: j >= 0, None, None, 4, 5).keep is None
+
+
+def test_beside_other_masks():
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(2, 2, 10, 8) for _ in range(3))
+    keep = torch.rand(10, 10) < 0.7
+    both = attention(q, k, v, keep=keep & dense(documents, 1, 1, 10, 10)[0, 0])
+    near(attention(q, k, v, keep=keep, mask_mod=documents), both, 0)
+    near(attention(q, k, v, window=(5, 5), mask_mod=sliding), attention(q, k, v, mask_mod=sliding),
+         1e-6)
+    near(attention(q, k, v, causal="top-left", mask_mod=documents),
+         attention(q, k, v, mask_mod=lambda b, h, i, j: documents(b, h, i, j) & (i >= j)), 1e-6)
+
+
+def test_functions_are_evaluated_anew_where_what_they_read_changed():
+    q, k, v = (torch.randn(1, 1, 10, 4) for _ in range(3))
+    calls = []
+    ids = torch.tensor([0] * 5 + [1] * 5)
+    width = 2
+
+    def counted(*sizes):
+        calls.append(sizes)
+        return original(*sizes)
+
+    original = _mask.create_block_mask
+    _mask.create_block_mask = counted
+    try:
+        def mask(b, h, q_idx, kv_idx):
+            return (ids[q_idx] == ids[kv_idx]) & (q_idx - kv_idx < width)
+
+        first = attention(q, k, v, mask_mod=mask)
+        near(attention(q, k, v, mask_mod=mask), first, 0)
+        assert len(calls) == 1
+        ids[0] = 1
+        second = attention(q, k, v, mask_mod=mask)
+        assert len(calls) == 2 and not torch.equal(first, second)
+        width = 5
+        assert not torch.equal(second, attention(q, k, v, mask_mod=mask))
+        assert len(calls) == 3
+        box = [3]  # what is in a list cannot be told
+        for _ in range(2):
+            attention(q, k, v, mask_mod=lambda b, h, i, j: i - j < box[0])
+        assert len(calls) == 5
+    finally:
+        _mask.create_block_mask = original
+    gc.collect()
+
+
+def test_compiled_with_a_mask():
+    torch._dynamo.reset()
+    masks = [create_block_mask(f, None, None, 10, 10) for f in (causal, documents)]
+    q, k, v = (torch.randn(1, 2, 10, 4) for _ in range(3))
+    for mask in masks:
+        compiled = torch.compile(lambda q, k, v: attention(q, k, v, mask_mod=mask),
+                                 fullgraph=True, backend="aot_eager")
+        near(compiled(q, k, v), attention(q, k, v, mask_mod=mask), 0)
+
+
+def test_wrong_masks():
+    q, k, v = (torch.randn(1, 1, 4, 4) for _ in range(3))
+    with pytest.raises(TypeError, match="mask_mod: gave torch.int64"):
+        create_block_mask(lambda b, h, i, j: i + j, None, None, 4, 4)
+    with pytest.raises(TypeError, match="mask_mod: int"):
+        attention(q, k, v, mask_mod=3)
+    with pytest.raises(ValueError, match="mask_mod: a mask of shape"):
+        attention(q, k, v, mask_mod=create_block_mask(causal, None, None, 5, 4))
+    with pytest.raises(ValueError, match="Q_LEN: -1"):
+        create_block_mask(causal, None, None, -1, 4)
+    with pytest.raises(ValueError, match="device"):
+        create_block_mask(causal, None, None, 4, 4, device="meta")
