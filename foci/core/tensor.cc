@@ -107,12 +107,12 @@ int64_t Dims::product() const {
   int64_t result = 1;
   bool any_zero = false;
   for (int64_t n : *this) {
-    require(n >= 0, "shape {} has a negative size", str());
+    require(n >= 0, "shape {} has a negative size", *this);
     any_zero = any_zero || n == 0;
   }
   if (any_zero) return 0;
   for (int64_t n : *this) {
-    require(!__builtin_mul_overflow(result, n, &result), "shape {} has too many elements", str());
+    require(!__builtin_mul_overflow(result, n, &result), "shape {} has too many elements", *this);
   }
   return result;
 }
