@@ -44,6 +44,12 @@ class FOCI_API NumericError : public Error {
   using Error::Error;
 };
 
+// Somebody asked a long call to end (InterruptScope, core/threads.h).
+class FOCI_API Interrupted : public Error {
+ public:
+  using Error::Error;
+};
+
 // Throws E with a formatted message unless `ok`.
 template <class E = ArgumentError, class... Args>
 inline void require(bool ok, fmt::format_string<Args...> text, Args&&... args) {

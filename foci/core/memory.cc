@@ -8,6 +8,8 @@
 #include <mutex>
 #include <new>
 
+#include "foci/core/fork.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #define FOCI_ADDRESS_SANITIZER
 #elif defined(__has_feature)
@@ -116,6 +118,8 @@ class Pool {
     }
   }
 
+  std::mutex& mutex() { return mutex_; }
+
   TensorMemory memory() {
     const std::lock_guard lock(mutex_);
     return memory_;
@@ -185,6 +189,8 @@ Pool& pool() {
   static Pool* p = new Pool;
   return *p;
 }
+
+[[maybe_unused]] const bool forks = hold_over_fork(pool().mutex());
 
 // Puts the reference count into the piece's header; when the count is gone, so is the piece.
 template <class T>

@@ -7,10 +7,19 @@
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "foci/core/error.h"
+#include "foci/core/fork.h"
 
 #ifdef FOCI_THREAD_SANITIZER
 extern "C" void __tsan_acquire(void* address);
@@ -22,15 +31,59 @@ extern "C" __attribute__((visibility("default"))) const char* __tsan_default_opt
 #endif
 
 namespace foci {
+
+// What parallel_for knows of the scope that it runs in. Tasks find it through `current`, whichever
+// thread they run on, so that loops inside them stop too.
+struct InterruptScope::Call {
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kPause = std::chrono::milliseconds(50);
+
+  std::function<bool()> asked;
+  const std::thread::id owner = std::this_thread::get_id();
+  Clock::time_point next = Clock::now() + kPause;  // the owner's
+  bool running = false;                            // the owner's
+  std::atomic<bool> stopped = false;
+  std::shared_ptr<tbb::task_arena> arena;  // of the loop that runs; under `mutex`
+
+  bool stop();
+};
+
 namespace {
 
+using Task = std::function<void(int64_t)>;
+using Arena = std::shared_ptr<tbb::task_arena>;
+using Call = InterruptScope::Call;
+
 struct State {
-  std::mutex mutex;
-  int threads = tbb::info::default_concurrency();
-  std::unique_ptr<tbb::global_control> limit;  // lets more threads run than there are cores
-  std::shared_ptr<tbb::task_arena> arena;      // made on first use, remade when `threads` changes
-  std::shared_ptr<const Executor> executor;
+  int threads = 1;
+  std::unique_ptr<tbb::global_control> limit{};  // lets more threads run than there are cores
+  Arena arena{};                                 // made on first use, remade when `threads` changes
+  std::vector<Arena> for_call{};                 // those that no call uses now, of as many threads
+  std::shared_ptr<const Executor> executor{};
+  bool had_threads = false;  // a fork would lose some
+  bool without_tbb = false;  // this is a fork that lost some
 };
+
+constinit std::mutex mutex;  // guards all that follows
+constinit State* shared = nullptr;
+
+// Never destroyed: threads may outlive the statics of this file.
+State& state() {
+  if (!shared) shared = new State{.threads = tbb::info::default_concurrency()};
+  return *shared;
+}
+
+// What is left of oneTBB here waits for threads that are gone, even when it is destroyed. So the
+// parent's state is left lying.
+void forget_threads() {
+  if (!shared || !(shared->had_threads || shared->executor)) return;
+  shared = new State{.threads = 1, .without_tbb = true};
+}
+
+[[maybe_unused]] const bool forks = hold_over_fork(mutex) && call_in_child(forget_threads);
+
+thread_local Call* current = nullptr;
+thread_local bool on_own_threads = false;
 
 // What the thread sanitiser must be told: oneTBB is not built for it, so it does not see that a
 // task begins after its call and ends before it. (This file is built without it, for TBB's
@@ -47,62 +100,77 @@ void acquire(char&) {}
 void release(char&) {}
 #endif
 
-State& state() {
-  static State s;
-  return s;
-}
+// How a loop runs: by the executor, in the arena, or on so many threads of its own.
+struct Way {
+  std::shared_ptr<const Executor> executor{};
+  Arena arena{};
+  int own_threads = 1;
+};
 
-}  // namespace
-
-void set_num_threads(int n) {
-  require(n >= 1, "threads: {} given, at least 1 is needed", n);
+Way way_of(int64_t count, Call* call) {
+  const std::lock_guard lock(mutex);
   State& s = state();
-  const std::lock_guard lock(s.mutex);
-  if (s.threads == n) return;
-  s.arena.reset();
-  s.limit.reset();
-  if (n > tbb::info::default_concurrency()) {
-    s.limit = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
-                                                    static_cast<size_t>(n));
+  if (s.executor) return {.executor = s.executor};
+  if (s.threads == 1 || count == 1) return {};
+  if (s.without_tbb) return {.own_threads = on_own_threads ? 1 : s.threads};
+  s.had_threads = true;
+  if (!call) {
+    if (!s.arena) s.arena = std::make_shared<tbb::task_arena>(s.threads);
+    return {.arena = s.arena};
   }
-  s.threads = n;
+  // An arena of its own: in one that others have filled TBB would let the owner sleep until one of
+  // their threads has run its loop, and then nobody asks.
+  if (!call->arena) {
+    if (s.for_call.empty()) s.for_call.push_back(std::make_shared<tbb::task_arena>(s.threads));
+    call->arena = std::move(s.for_call.back());
+    s.for_call.pop_back();
+  }
+  return {.arena = call->arena};
 }
 
-int num_threads() {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  return s.threads;
-}
-
-void set_executor(Executor executor) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  s.executor = executor ? std::make_shared<const Executor>(std::move(executor)) : nullptr;
-}
-
-void parallel_for(int64_t count, const std::function<void(int64_t)>& task) {
-  if (count <= 0) return;
-  State& s = state();
-  std::shared_ptr<tbb::task_arena> arena;
-  std::shared_ptr<const Executor> executor;
-  {
-    const std::lock_guard lock(s.mutex);
-    executor = s.executor;
-    if (!executor && s.threads > 1 && count > 1) {
-      if (!s.arena) s.arena = std::make_shared<tbb::task_arena>(s.threads);
-      arena = s.arena;
+// A loop on threads that are started for it. Loops inside its tasks stay where they are.
+void run_on_own_threads(int64_t threads, int64_t count, const Task& task) {
+  std::atomic<int64_t> next = 0;
+  std::mutex error_mutex;
+  std::exception_ptr error;
+  const auto work = [&] {
+    const bool before = std::exchange(on_own_threads, true);
+    for (int64_t i = next++; i < count; i = next++) {
+      try {
+        task(i);
+      } catch (...) {
+        const std::lock_guard lock(error_mutex);
+        if (!error) error = std::current_exception();
+        next = count;
+      }
     }
+    on_own_threads = before;
+  };
+  std::vector<std::thread> helpers;
+  helpers.reserve(static_cast<size_t>(threads));
+  try {
+    while (std::ssize(helpers) < std::min(threads, count) - 1) helpers.emplace_back(work);
+  } catch (const std::exception&) {
+    // No more threads to be had: those there are do it all.
   }
-  if (executor) {
-    (*executor)(count, task);
-  } else if (!arena) {
+  work();
+  for (std::thread& t : helpers) t.join();
+  if (error) std::rethrow_exception(error);
+}
+
+void run(const Way& way, int64_t count, const Task& task) {
+  if (way.executor) {
+    (*way.executor)(count, task);
+  } else if (way.own_threads > 1) {
+    run_on_own_threads(way.own_threads, count, task);
+  } else if (!way.arena) {
     for (int64_t i = 0; i < count; ++i) task(i);
   } else {
     char begun = 0, ended = 0;
     release(begun);
     // Isolated: a thread that waits here must not pick up a foreign task, which could re-enter
     // thread-local scratch in mid-use.
-    arena->execute([&] {
+    way.arena->execute([&] {
       tbb::this_task_arena::isolate([&] {
         tbb::parallel_for(
             int64_t{0}, count,
@@ -115,6 +183,127 @@ void parallel_for(int64_t count, const std::function<void(int64_t)>& task) {
       });
     });
     acquire(ended);
+  }
+}
+
+// Sets `current` while it lives.
+class Within {
+ public:
+  explicit Within(Call* call) : before_(std::exchange(current, call)) {}
+  ~Within() { current = before_; }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  Call* before_;
+};
+
+// While it lives the call runs; then its arena waits for the next one.
+class Running {
+ public:
+  explicit Running(Call& call) : call_(call) {
+    call.running = true;
+    call.stopped = false;
+  }
+  ~Running() {
+    call_.running = false;
+    if (!call_.arena) return;
+    const std::lock_guard lock(mutex);
+    State& s = state();
+    Arena arena = std::exchange(call_.arena, nullptr);
+    if (arena->max_concurrency() != s.threads) return;
+    try {
+      s.for_call.push_back(std::move(arena));
+    } catch (const std::bad_alloc&) {
+      // No room to remember it: let it go.
+    }
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Call& call_;
+};
+
+void run_in_call(Call& call, int64_t count, const Task& task) {
+  const Way way = way_of(count, &call);
+  run(way, count, [&](int64_t i) {
+    const Within within(&call);
+    if (!call.stop()) {
+      try {
+        return task(i);
+      } catch (const Interrupted&) {
+        if (!call.stopped) throw;
+      }
+    }
+    // The rest of the loop is not begun. A host's executor need not let exceptions through.
+    if (!way.executor) throw Interrupted("interrupted");
+  });
+  if (call.stopped) throw Interrupted("interrupted");
+}
+
+}  // namespace
+
+// Whether tasks must not start any more; asks when it is time to.
+bool InterruptScope::Call::stop() {
+  if (stopped.load(std::memory_order_relaxed)) return true;
+  if (std::this_thread::get_id() != owner || Clock::now() < next) return false;
+  {
+    const Within none(nullptr);  // what `asked` calls is not part of the call
+    if (asked()) stopped = true;
+  }
+  next = Clock::now() + kPause;
+  return stopped;
+}
+
+InterruptScope::InterruptScope(std::function<bool()> asked)
+    : call_(new Call{.asked = std::move(asked)}), outer_(current) {
+  require(call_->asked != nullptr, "asked: an empty function given, one that answers is needed");
+  current = call_.get();
+}
+
+InterruptScope::~InterruptScope() {
+  current = outer_;
+}
+
+void set_num_threads(int n) {
+  require(n >= 1, "threads: {} given, at least 1 is needed", n);
+  const std::lock_guard lock(mutex);
+  State& s = state();
+  if (s.threads == n) return;
+  s.arena.reset();
+  s.for_call.clear();
+  s.limit.reset();
+  s.threads = n;
+  if (s.without_tbb) return;
+  if (n > tbb::info::default_concurrency()) {
+    s.limit = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
+                                                    static_cast<size_t>(n));
+  }
+}
+
+int num_threads() {
+  const std::lock_guard lock(mutex);
+  State& s = state();
+  return s.threads;
+}
+
+void set_executor(Executor executor) {
+  const std::lock_guard lock(mutex);
+  State& s = state();
+  s.executor = executor ? std::make_shared<const Executor>(std::move(executor)) : nullptr;
+}
+
+void parallel_for(int64_t count, const Task& task) {
+  if (count <= 0) return;
+  Call* const call = current;
+  if (!call) {
+    run(way_of(count, nullptr), count, task);
+  } else if (call->running) {
+    run_in_call(*call, count, task);
+  } else {
+    const Running running(*call);
+    run_in_call(*call, count, task);
   }
 }
 

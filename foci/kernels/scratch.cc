@@ -7,6 +7,8 @@
 #include <new>
 #include <vector>
 
+#include "foci/core/fork.h"
+
 namespace foci::kernels {
 namespace {
 
@@ -28,6 +30,8 @@ Pool& pool() {
   static Pool* p = new Pool;
   return *p;
 }
+
+[[maybe_unused]] const bool forks = hold_over_fork(pool().mutex);
 
 }  // namespace
 

@@ -55,6 +55,8 @@ class Run {
       } else {
         ++(report.runs > runs ? report.passed : report.skipped);
       }
+    } catch (const Interrupted&) {
+      throw;
     } catch (const std::bad_alloc&) {
       unreadable(p, "the case does not fit in memory");
     } catch (const std::exception& e) {
