@@ -6,6 +6,7 @@
 #include <tbb/parallel_for.h>
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <atomic>
@@ -128,21 +129,37 @@ Way way_of(int64_t count, Call* call) {
   return {.arena = call->arena};
 }
 
+// The first exception of a loop. Tasks leave theirs here, so that none is still in use by a thread
+// when the caller has it.
+class FirstError {
+ public:
+  // False where task(i) threw.
+  bool run(const Task& task, int64_t i) {
+    try {
+      task(i);
+      return true;
+    } catch (...) {
+      if (!taken_.exchange(true)) error_ = std::current_exception();
+      return false;
+    }
+  }
+  void rethrow() {
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  std::atomic<bool> taken_ = false;
+  std::exception_ptr error_;
+};
+
 // A loop on threads that are started for it. Loops inside its tasks stay where they are.
 void run_on_own_threads(int64_t threads, int64_t count, const Task& task) {
   std::atomic<int64_t> next = 0;
-  std::mutex error_mutex;
-  std::exception_ptr error;
+  FirstError error;
   const auto work = [&] {
     const bool before = std::exchange(on_own_threads, true);
     for (int64_t i = next++; i < count; i = next++) {
-      try {
-        task(i);
-      } catch (...) {
-        const std::lock_guard lock(error_mutex);
-        if (!error) error = std::current_exception();
-        next = count;
-      }
+      if (!error.run(task, i)) next = count;
     }
     on_own_threads = before;
   };
@@ -155,34 +172,43 @@ void run_on_own_threads(int64_t threads, int64_t count, const Task& task) {
   }
   work();
   for (std::thread& t : helpers) t.join();
-  if (error) std::rethrow_exception(error);
+  error.rethrow();
+}
+
+void run_in_arena(tbb::task_arena& arena, int64_t count, const Task& task) {
+  FirstError error;
+  char begun = 0, ended = 0;
+  release(begun);
+  // A loop inside a task ends in its own way when the one around it is cancelled: what follows it
+  // in that task counts on it.
+  tbb::task_group_context context(tbb::task_group_context::isolated);
+  // Isolated: a thread that waits here must not pick up a foreign task, which could re-enter
+  // thread-local scratch in mid-use.
+  arena.execute([&] {
+    tbb::this_task_arena::isolate([&] {
+      tbb::parallel_for(
+          int64_t{0}, count,
+          [&](int64_t i) {
+            acquire(begun);
+            if (!error.run(task, i)) context.cancel_group_execution();
+            release(ended);
+          },
+          tbb::simple_partitioner(), context);
+    });
+  });
+  acquire(ended);
+  error.rethrow();
 }
 
 void run(const Way& way, int64_t count, const Task& task) {
   if (way.executor) {
     (*way.executor)(count, task);
+  } else if (way.arena) {
+    run_in_arena(*way.arena, count, task);
   } else if (way.own_threads > 1) {
     run_on_own_threads(way.own_threads, count, task);
-  } else if (!way.arena) {
-    for (int64_t i = 0; i < count; ++i) task(i);
   } else {
-    char begun = 0, ended = 0;
-    release(begun);
-    // Isolated: a thread that waits here must not pick up a foreign task, which could re-enter
-    // thread-local scratch in mid-use.
-    way.arena->execute([&] {
-      tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(
-            int64_t{0}, count,
-            [&](int64_t i) {
-              acquire(begun);
-              task(i);
-              release(ended);
-            },
-            tbb::simple_partitioner());
-      });
-    });
-    acquire(ended);
+    for (int64_t i = 0; i < count; ++i) task(i);
   }
 }
 

@@ -58,7 +58,8 @@ Tensor numbers(const Dims& shape, uint64_t seed, Scores kind = Scores::plain) {
 
 double largest(const Tensor& t) {
   double most = 0;
-  for (float x : t.to(DType::f32).span<float>()) most = std::max(most, std::abs(double(x)));
+  const Tensor wide = t.to(DType::f32);
+  for (float x : wide.span<float>()) most = std::max(most, std::abs(double(x)));
   return most;
 }
 

@@ -197,18 +197,19 @@ TEST_F(Fork, OtherThreadsMayHoldLocks) {
   set_num_threads(2);
   std::atomic<bool> over = false;
   std::atomic<int> working = 0;
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::microseconds(20)); };
   std::vector<std::thread> others;
   others.emplace_back([&] {
-    for (; !over; ++working) loop_is_whole(4);
+    for (; !over; ++working, pause()) loop_is_whole(4);
   });
   others.emplace_back([&] {
-    for (; !over; ++working) tensors_work();
+    for (; !over; ++working, pause()) tensors_work();
   });
   others.emplace_back([&] {
-    for (; !over; ++working) set_num_threads(1 + working % 2);
+    for (; !over; ++working, pause()) set_num_threads(1 + working % 2);
   });
   while (working < 10) std::this_thread::yield();
-  for (int n = 0; n < 100; ++n) {
+  for (int n = 0; n < 40; ++n) {
     // One that had no threads yet may start some.
     const std::string end = in_child([] {
 #ifdef FOCI_TEST_THREAD_SANITIZER
