@@ -4,8 +4,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include <nlohmann/json.hpp>
+
 #include "foci/cli/evaluate.h"
+#include "foci/cli/json_text.h"
+#include "foci/cli/session.h"
 #include "foci/cli/verb.h"
+#include "foci/report/picture.h"
+#include "foci/report/text.h"
 #include "foci/vision/trainer.h"
 
 namespace foci::cli {
@@ -36,6 +42,58 @@ Pictures look_at(const std::string& model_folder, const std::vector<std::string>
     }
   }
   return out;
+}
+
+report::Report report_of(const Pictures& pictures, const std::string& model_folder) {
+  const VitConfig& config = pictures.model->config();
+  report::Report r;
+  r.title = pictures.scenes.size() == 1
+                ? "Where the model looks: " + pictures.scenes[0].name
+                : fmt::format("Where the model looks in {} pictures", pictures.scenes.size());
+  r.summary = fmt::format("A vision transformer of {} layers × {} heads with {} classes.",
+                          config.layers, config.heads, config.classes.size());
+  r.classes = config.classes;
+  r.gallery = pictures.scenes;
+  r.reading = reading_of(config.pooling);
+  r.entropy = {pictures.model->map_layers(), config.heads, {}, {}, 0};
+  r.entropy.value.assign(pictures.entropy[0].size(), 0.0);
+  const double share = 1 / static_cast<double>(pictures.scenes.size());
+  for (size_t i = 0; i < pictures.scenes.size(); ++i) {
+    for (size_t k = 0; k < r.entropy.value.size(); ++k) {
+      r.entropy.value[k] += share * pictures.entropy[i][k];
+    }
+    const report::Scene& s = pictures.scenes[i];
+    r.entropy.full += share * std::log(static_cast<double>(s.rows * s.columns));
+  }
+  if (r.entropy.full <= 0) r.entropy.full = 1;  // pictures of a single patch
+  r.provenance =
+      provenance(std::filesystem::path(model_folder) / "model.safetensors",
+                 fmt::format("{} pictures given on the command line", pictures.scenes.size()));
+  return r;
+}
+
+std::string looks_json(const Pictures& pictures, const std::string& report) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < pictures.scenes.size(); ++i) {
+    const report::Scene& s = pictures.scenes[i];
+    nlohmann::ordered_json heads = nlohmann::ordered_json::array();
+    const int64_t patches = s.rows * s.columns;
+    for (int64_t k = 0; k < s.layers * s.heads; ++k) {
+      const int64_t top =
+          report::top_patch(&s.attention[static_cast<size_t>(k * patches)], patches);
+      heads.push_back({{"layer", k / s.heads + 1},
+                       {"head", k % s.heads + 1},
+                       {"entropy", pictures.entropy[i][static_cast<size_t>(k)]},
+                       {"top_patch", {top / s.columns, top % s.columns}}});
+    }
+    const auto predicted = static_cast<size_t>(s.predicted);
+    all.push_back({{"image", s.name},
+                   {"class", pictures.model->config().classes[predicted]},
+                   {"probability", s.probabilities[predicted]},
+                   {"grid", {s.rows, s.columns}},
+                   {"heads", heads}});
+  }
+  return json_text({{"report", report}, {"pictures", all}});
 }
 
 }  // namespace foci::cli

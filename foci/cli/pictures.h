@@ -21,4 +21,10 @@ struct Pictures {
 // UsageError for a model or picture that cannot be read.
 Pictures look_at(const std::string& model_folder, const std::vector<std::string>& files);
 
+// The page of what a model saw in pictures, whose files lie in `model_folder`.
+report::Report report_of(const Pictures& pictures, const std::string& model_folder);
+// What `foci inspect --json` prints: class and probability of each picture, and for each head its
+// entropy and the patch it looks at most. `report`: the page that was written.
+std::string looks_json(const Pictures& pictures, const std::string& report);
+
 }  // namespace foci::cli

@@ -1,13 +1,17 @@
-// safetensors files, and case files against the engine.
+// safetensors files, trained models and pictures, and case files against the engine.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "foci/cli/pictures.h"
+#include "foci/cli/verb.h"
+#include "foci/core/error.h"
 #include "foci/io/safetensors.h"
 #include "foci/python/arrays.h"
 #include "foci/python/bindings.h"
+#include "foci/report/report.h"
 #include "foci/verify/verify.h"
 
 namespace foci::python {
@@ -45,6 +49,16 @@ void save(const std::string& path, nb::dict tensors,
   }
   const nb::gil_scoped_release free;
   write_safetensors(path, list, metadata);
+}
+
+std::string inspect(const std::string& model, const std::vector<std::string>& images,
+                    const std::string& report) {
+  require(!images.empty(), "images: none arrived, at least one picture is right");
+  const nb::gil_scoped_release free;
+  if (!report.empty()) cli::check_writable("report", report);
+  const cli::Pictures pictures = cli::look_at(model, images);
+  if (!report.empty()) report::write_report(report, cli::report_of(pictures, model));
+  return cli::looks_json(pictures, report);
 }
 
 nb::dict verify(const std::vector<std::string>& paths, bool reference,
@@ -99,6 +113,7 @@ nb::dict verify(const std::vector<std::string>& paths, bool reference,
 void bind_files(nb::module_& m) {
   m.def("load", &load, nb::arg("path"));
   m.def("save", &save, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"));
+  m.def("inspect", &inspect, nb::arg("model"), nb::arg("images"), nb::arg("report"));
   m.def("verify", &verify, nb::arg("paths"), nb::arg("reference"), nb::arg("targets"),
         nb::arg("implementation").none());
 }

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "foci/cli/verb.h"
 #include "foci/core/error.h"
 #include "foci/core/simd_target.h"
 #include "foci/core/threads.h"
@@ -19,6 +20,8 @@ void bind_runtime(nb::module_& m) {
     } catch (const ArgumentError& e) {
       PyErr_SetString(PyExc_ValueError, e.what());
     } catch (const FormatError& e) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const cli::UsageError& e) {
       PyErr_SetString(PyExc_ValueError, e.what());
     } catch (const IoError& e) {
       PyErr_SetString(PyExc_OSError, e.what());

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version as _version
 
 from ._attention import Outputs, attention, attention_backward, explain, weights
 from ._core import num_threads, set_num_threads, set_target, supported_targets, target
+from .cache import Cache, CacheOutputs
+from .files import inspect, load, load_metadata, save, verify
 from .spec import Spec
 
 try:
@@ -20,5 +22,6 @@ try:
 except PackageNotFoundError:  # a source tree on the path
     __version__ = "0"
 
-__all__ = ["Outputs", "Spec", "attention", "attention_backward", "explain", "num_threads",
-           "set_num_threads", "set_target", "supported_targets", "target", "weights"]
+__all__ = ["Cache", "CacheOutputs", "Outputs", "Spec", "attention", "attention_backward",
+           "explain", "inspect", "load", "load_metadata", "num_threads", "save",
+           "set_num_threads", "set_target", "supported_targets", "target", "verify", "weights"]

@@ -25,15 +25,22 @@ GRADIENTS = ("dq", "dk", "dv", "dbias", "dslopes", "dtable1d", "dtable2d", "dsco
 
 
 def statistics_bits(statistics: Union[str, Iterable[str]]) -> int:
+    """The statistics as the engine wants them; -1 where none are asked for."""
+    if statistics == ():
+        return -1
     names = (statistics,) if isinstance(statistics, str) else statistics
     bits = 0
-    try:
+    if isinstance(names, (tuple, list, set, frozenset)):
+        if not names:
+            return -1
         for name in names:
+            if not isinstance(name, str) or name not in _BITS:
+                break
             bits |= _BITS[name]
-    except (KeyError, TypeError):
-        raise ValueError(f"statistics: {statistics!r} arrived, names among "
-                         f"{', '.join(_BITS)} are right") from None
-    return bits
+        else:
+            return bits
+    raise ValueError(f"statistics: {statistics!r} arrived, a list of names among "
+                     f"{', '.join(_BITS)} is right")
 
 
 def _columns(name: str, table: Array, rank: int) -> Sequence[int]:
@@ -106,7 +113,7 @@ class Outputs:
         coverage: [B, H, M] float32: how much weight each key got in all.
     """
 
-    __slots__ = ("_core", "_y", "spec")
+    __slots__ = ("_core", "spec")
 
     def __init__(self, core: _core.Outputs, spec: Spec) -> None:
         self._core = core
@@ -227,9 +234,9 @@ def attention(q: Array, k: Array, v: Array, spec: Optional[Spec] = None, *,
         >>> out = foci.attention(q, k, v, normalizer="entmax", alpha=1.5, statistics=["entropy"])
     """
     spec, arrays = resolve(spec, options)
-    out = _core.attention(spec._held, q, k, v, arrays, statistics_bits(statistics) if statistics
-                          else 0)
-    return Outputs(out, spec) if statistics else out.y
+    bits = statistics_bits(statistics)
+    out = _core.attention(spec._held, q, k, v, arrays, max(bits, 0))
+    return out.y if bits < 0 else Outputs(out, spec)
 
 
 def attention_backward(dy: Array, q: Array, k: Array, v: Array, spec: Optional[Spec] = None, *,

@@ -102,7 +102,7 @@ class Spec:
         normalizer: ``"softmax"``, ``"sparsemax"``, ``"entmax"`` or ``"topk"`` (softmax over the
             k best scores).
         alpha: of ``"entmax"``, above 1.
-        k: of ``"topk"``, at least 1.
+        top_k: of ``"topk"``, at least 1.
         causal: True (the last query sees all keys, ``"bottom-right"``), ``"top-left"`` (as
             PyTorch's ``is_causal``) or ``"past"`` (reads ``past_lengths [B]``).
         window: a query sees so many keys on either side, ``(left, right)`` or one number; None
@@ -130,7 +130,7 @@ class Spec:
     def __init__(self, *, score: str = "dot", gamma: float = 1.0,
                  scale: Union[None, float, Sequence[float]] = None,
                  softcap: Optional[float] = None, normalizer: str = "softmax",
-                 alpha: float = 1.5, k: int = 1, causal: Union[bool, str] = False,
+                 alpha: float = 1.5, top_k: int = 1, causal: Union[bool, str] = False,
                  window: Union[None, int, Tuple[Optional[int], Optional[int]]] = None,
                  window_align: str = "bottom-right", key_lengths: bool = False,
                  segments: bool = False, keep: bool = False, bias: bool = False,
@@ -147,7 +147,7 @@ class Spec:
         if normalizer == "entmax":
             options["normalizer"]["alpha"] = _number("alpha", alpha)
         if normalizer == "topk":
-            options["normalizer"]["k"] = _integer("k", k)
+            options["normalizer"]["k"] = _integer("top_k", top_k)
         masks: List[Dict[str, Any]] = []
         if causal is not False:
             align = "bottom-right" if causal is True else _choice("causal", causal, _ALIGNS)
@@ -231,9 +231,10 @@ class Spec:
             options["softcap"] = d["softcap"]
         if normalizer["kind"] != "softmax":
             options["normalizer"] = normalizer["kind"]
-        for name in ("alpha", "k"):
-            if name in normalizer:
-                options[name] = normalizer[name]
+        if "alpha" in normalizer:
+            options["alpha"] = normalizer["alpha"]
+        if "k" in normalizer:
+            options["top_k"] = normalizer["k"]
         for mask in d["masks"]:
             if mask["kind"] == "causal":
                 options["causal"] = True if mask["align"] == "bottom-right" else mask["align"]

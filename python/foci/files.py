@@ -1,0 +1,94 @@
+"""safetensors files, and case files made elsewhere against the engine."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Union
+
+import numpy as np
+
+from . import _core
+
+__all__ = ["load", "load_metadata", "save", "verify"]
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+def _path(name: str, path: Path) -> str:
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise TypeError(f"{name}: {type(path).__name__} arrived, a path is right") from None
+
+
+def load(path: Path) -> Dict[str, np.ndarray]:
+    """The arrays of a safetensors file by name. bfloat16 becomes float32, which holds it exactly.
+
+    Raises:
+        OSError: the file cannot be read. ValueError: it is no safetensors file, or lies.
+    """
+    return _core.load(_path("path", path))[0]  # type: ignore[no-any-return]
+
+
+def load_metadata(path: Path) -> Dict[str, str]:
+    """The text that a safetensors file carries beside its arrays."""
+    return _core.load(_path("path", path))[1]  # type: ignore[no-any-return]
+
+
+def save(path: Path, tensors: Mapping[str, Any],
+         metadata: Optional[Mapping[str, str]] = None) -> None:
+    """Writes arrays to a safetensors file, all or nothing: the old file stays until the new one
+    is whole.
+
+    Raises:
+        OSError: it cannot be written. ValueError, TypeError: names the array that cannot.
+    """
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors: {type(tensors).__name__} arrived, a dictionary of arrays is "
+                        "right")
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata: {key!r}: {value!r} arrived, text is right")
+    _core.save(_path("path", path), dict(tensors), dict(metadata or {}))
+
+
+def verify(paths: Union[Path, Iterable[Path]], *, reference: bool = False,
+           targets: Iterable[str] = (), implementation: Optional[str] = None) -> Dict[str, Any]:
+    """Runs case files (safetensors, docs/verify.md) on the engine, as ``foci verify`` does.
+
+    Args:
+        paths: files, or folders of them.
+        reference: the double-precision oracle instead, which checks the cases.
+        targets: SIMD targets; all that the machine has where empty.
+        implementation: "plain" or "fused"; both where None.
+
+    Returns:
+        passed, failed, skipped, runs: numbers; failures: a list of dictionaries; unreadable: pairs
+        of path and message.
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        paths = (paths,)
+    return _core.verify([_path("paths", p) for p in paths], bool(reference), list(targets),
+                        implementation)
+
+
+def inspect(model: Path, images: Union[Path, Iterable[Path]],
+            report: Optional[Path] = None) -> Tuple[Dict[str, Any], ...]:
+    """Where a model that ``foci train vit`` made looks in pictures, as ``foci inspect`` does.
+
+    Args:
+        model: the folder of a trained model.
+        images: PNG or JPEG files.
+        report: where the page is to be written; none is where None.
+
+    Returns:
+        For each picture its class, probability, grid of patches, and for each head its layer,
+        entropy in nats and top patch (row, column).
+    """
+    import json
+
+    if isinstance(images, (str, os.PathLike)):
+        images = (images,)
+    text = _core.inspect(_path("model", model), [_path("images", p) for p in images],
+                         "" if report is None else _path("report", report))
+    return tuple(json.loads(text)["pictures"])

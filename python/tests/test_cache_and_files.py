@@ -1,0 +1,115 @@
+"""foci.Cache, safetensors and case files."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from formulas import attention, causal, near
+
+import foci
+
+CONFORMANCE = Path(__file__).resolve().parents[3] / "shared" / "conformance"
+
+
+def tokens(n, h=4, hk=2, d=8, seed=0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    draw = lambda heads: rng.standard_normal((1, heads, n, d)).astype(dtype)
+    return draw(h), draw(hk), draw(hk)
+
+
+def test_a_cache_gives_the_bits_of_one_call():
+    q, k, v = tokens(20)
+    want = foci.attention(q, k, v, causal=True)
+    near(want, attention(q, k, v, allowed=causal(20, 20)))
+    cache = foci.Cache(kv_heads=2, head_size=8)
+    got = []
+    for begin, end in ((0, 7), (7, 8), (8, 20)):
+        cache.append(k[:, :, begin:end], v[:, :, begin:end])
+        got.append(cache.attend(q[:, :, begin:end], causal=True))
+    assert (np.concatenate(got, 2) == want).all()
+    assert cache.position() == cache.length() == 20 and cache.first() == 0
+    assert (cache.keys() == k[0]).all() and (cache.values() == v[0]).all()
+    cache.truncate(0, 7)
+    cache.append(k[:, :, 7:8], v[:, :, 7:8])
+    assert (cache.attend(q[:, :, 7:8], causal=True) == want[:, :, 7:8]).all()
+    out = cache.attend(q[:, :, 7:8], causal=True, statistics=["entropy", "coverage"])
+    assert out.entropy.shape == (1, 4, 1) and out.coverage.shape == (1, 4, 8)
+    cache.reset(0)
+    assert cache.length() == 0
+
+
+def test_a_rolling_cache_forgets():
+    q, k, v = tokens(30, dtype=np.float16)
+    cache = foci.Cache(kv_heads=2, head_size=8, dtype="float16", window=4)
+    for n in range(30):
+        cache.append(k[:, :, n:n + 1], v[:, :, n:n + 1])
+        y = cache.attend(q[:, :, n:n + 1])
+    assert cache.position() == 30 and cache.length() < 30
+    near(y, attention(q[:, :, -1:], k[:, :, -4:], v[:, :, -4:]), 2e-3)
+
+
+def test_a_cache_says_what_does_not_fit():
+    cache = foci.Cache(kv_heads=2, head_size=8)
+    q, k, v = tokens(3)
+    with pytest.raises(ValueError, match="k: "):
+        cache.append(k[..., :4], v)
+    with pytest.raises(ValueError, match="q: None"):
+        cache.attend(None)
+    with pytest.raises(ValueError, match="keep: a cache reads no array"):
+        cache.attend(q, keep=np.ones((3, 3), bool))
+    with pytest.raises(TypeError, match="kv_heads: float arrived"):
+        foci.Cache(kv_heads=2.0, head_size=8)
+    with pytest.raises(ValueError, match="sequence"):
+        cache.position(1)
+
+
+def test_arrays_survive_a_file(tmp_path):
+    arrays = {"half": np.arange(6, dtype=np.float16).reshape(2, 3),
+              "strided": np.arange(12, dtype=np.float32).reshape(3, 4).T,
+              "flag": np.array([True, False]), "whole": np.array(2**40), "none": np.zeros((0, 3), "f4")}
+    path = tmp_path / "x.safetensors"
+    foci.save(path, arrays, {"maker": "a test"})
+    back = foci.load(path)
+    assert sorted(back) == sorted(arrays)
+    for name, x in arrays.items():
+        assert back[name].dtype == x.dtype and back[name].shape == x.shape
+        assert (back[name] == x).all()
+    assert foci.load_metadata(path) == {"maker": "a test"}
+
+
+def test_files_that_lie(tmp_path):
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(OSError):
+        foci.load(path)
+    path.write_bytes(b"\xff" * 64)
+    with pytest.raises(ValueError, match="x.safetensors"):
+        foci.load(path)
+    with pytest.raises(TypeError, match=r"tensors\['a'\]: list arrived"):
+        foci.save(path, {"a": [1, 2]})
+    assert path.read_bytes() == b"\xff" * 64
+    with pytest.raises(TypeError, match="metadata"):
+        foci.save(path, {}, {"a": 1})
+    with pytest.raises(TypeError, match="path: int arrived"):
+        foci.load(3)
+
+
+def test_case_files_run_on_the_engine(tmp_path):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 5, 4)).astype(np.float32) for _ in range(3))
+    case = {"in.q": q, "in.k": k, "in.v": v, "out.y": attention(q, k, v)}
+    foci.save(tmp_path / "right.safetensors", case, {"op": "foci.attention", "attributes": "{}"})
+    report = foci.verify(tmp_path)
+    assert (report["passed"], report["failed"]) == (1, 0)
+    case["out.y"] = case["out.y"] + 1e-3
+    foci.save(tmp_path / "wrong.safetensors", case, {"op": "foci.attention", "attributes": "{}"})
+    report = foci.verify([tmp_path / "wrong.safetensors"], implementation="fused")
+    assert report["failed"] == 1 and report["failures"][0]["tensor"] == "y"
+    with pytest.raises(ValueError, match="implementation"):
+        foci.verify(tmp_path, implementation="best")
+
+
+@pytest.mark.skipif(not CONFORMANCE.is_dir(), reason="no conformance cases beside the clone")
+def test_conformance_cases_pass():
+    report = foci.verify(CONFORMANCE / "onnx")
+    assert report["failed"] == 0 and report["passed"] > 0

@@ -1,0 +1,162 @@
+"""Wrong calls: each raises ValueError or TypeError that names what is wrong; none ends Python."""
+
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import foci
+
+F = np.float32
+
+
+def good(**changes):
+    given = {"q": np.zeros((2, 4, 3, 8), F), "k": np.zeros((2, 2, 5, 8), F),
+             "v": np.zeros((2, 2, 5, 6), F)}
+    given.update(changes)
+    return given
+
+
+@pytest.mark.parametrize("changes, kind, says", [
+    ({"q": [[1.0]]}, TypeError, "q: list arrived, an array"),
+    ({"q": None}, ValueError, "q: None arrived"),
+    ({"q": np.zeros((4, 3, 8), F)}, ValueError, r"q: shape \[4, 3, 8\] arrived, four dimensions"),
+    ({"q": np.zeros((2, 4, 3, 8))}, ValueError, "float64 arrived"),
+    ({"q": np.zeros((2, 4, 3, 8), np.int16)}, TypeError, "q: elements of 16 bits"),
+    ({"q": np.zeros((2, 4, 3, 8), np.complex64)}, TypeError, "q: elements of 64 bits"),
+    ({"q": np.array("text")}, TypeError, "q: "),
+    ({"k": np.zeros((2, 2, 5, 7), F)}, ValueError, "k: "),
+    ({"k": np.zeros((2, 3, 5, 8), F)}, ValueError, "Hk"),
+    ({"v": np.zeros((2, 2, 4, 6), F)}, ValueError, "v: "),
+    ({"k": np.zeros((2, 2, 5, 16), F)[..., ::2]}, ValueError, "k: stride 2 in the last dimension"),
+    ({"nonsense": 1}, TypeError, "nonsense"),
+    ({"score": "best"}, ValueError, "score: 'best' arrived"),
+    ({"score": 3}, TypeError, "score: int arrived"),
+    ({"normalizer": "entmax", "alpha": 1.0}, ValueError, "alpha"),
+    ({"normalizer": "entmax", "alpha": "x"}, TypeError, "alpha: str arrived"),
+    ({"normalizer": "topk", "top_k": 0}, ValueError, "k: "),
+    ({"normalizer": "topk", "top_k": 2.5}, TypeError, "top_k: float arrived"),
+    ({"scale": [1.0, 2.0]}, ValueError, "scale"),
+    ({"scale": float("nan")}, ValueError, "scale: nan arrived"),
+    ({"softcap": -1.0}, ValueError, "softcap"),
+    ({"causal": "diagonal"}, ValueError, "causal: 'diagonal' arrived"),
+    ({"window": (1, 2, 3)}, ValueError, "window: 3 sides"),
+    ({"window": -1}, ValueError, "left"),
+    ({"dropout": 1.5}, ValueError, "dropout"),
+    ({"key_lengths": np.array([1, 9])}, ValueError, "key_lengths"),
+    ({"key_lengths": np.array([1.0, 2.0], F)}, TypeError, "key_lengths: float32 arrived"),
+    ({"key_lengths": True}, ValueError, "key_lengths: no tensor was given"),
+    ({"keep": np.zeros((3, 4), bool)}, ValueError, "keep"),
+    ({"keep": np.zeros((3, 5), F)}, ValueError, "keep"),
+    ({"bias": np.zeros((9, 9), F)}, ValueError, "bias"),
+    ({"slopes": np.zeros(3, F)}, ValueError, "slopes"),
+    ({"table1d": np.zeros((4, 4), F)}, ValueError, "table1d"),
+    ({"table1d": np.zeros(4, F)}, ValueError, "table1d"),
+    ({"q_segments": np.full((2, 3), 2**40)}, ValueError, "q_segments"),
+    ({"statistics": ["entropie"]}, ValueError, "statistics"),
+    ({"statistics": 5}, ValueError, "statistics"),
+    ({"spec": "softmax"}, TypeError, "spec: str arrived"),
+])
+def test_names_the_argument(changes, kind, says):
+    with pytest.raises(kind, match=says) as caught:
+        foci.attention(**good(**changes))
+    assert "\n" not in str(caught.value)
+
+
+RANDOM_CALLS = r"""
+import random, sys
+import numpy as np
+import foci
+
+rng = random.Random(int(sys.argv[1]))
+dtypes = [np.float32] * 6 + [np.float16, np.float64, np.int32, np.int64, np.uint8, np.bool_,
+                             np.complex64, np.int8, object, "U3", ">f4"]
+
+def number():
+    return rng.choice([0, 1, 2, 3, 5, 8, -1, 2**31, 2**63, 2**70, 1.5, -2.0, float("inf"),
+                       float("nan"), True, None, "x", b"y", [], (1,), {}, object()])
+
+def shape(like=None):
+    if like is not None and rng.random() < 0.7:
+        return like
+    return tuple(rng.choice([0, 1, 1, 2, 2, 3, 4, 5, 8, 17]) for _ in range(rng.choice(
+        [0, 1, 2, 3, 4, 4, 4, 4, 5, 9])))
+
+def array(like=None):
+    if like is not None and rng.random() < 0.6:
+        return np.asarray(np.random.default_rng(rng.randrange(99)).standard_normal(like), "f4")
+    if rng.random() < 0.06:
+        return number()
+    dtype = rng.choice(dtypes)
+    x = np.zeros(shape(like), dtype)
+    if dtype is not object and x.dtype.kind in "fi" and rng.random() < 0.5:
+        x = x + np.asarray(rng.choice([0, 1, -1, 100]), x.dtype)
+    if x.ndim and rng.random() < 0.2:
+        x = x[tuple(slice(None, None, rng.choice([1, 1, 2, -1])) for _ in x.shape)]
+    if x.ndim > 1 and rng.random() < 0.2:
+        x = x.swapaxes(rng.randrange(x.ndim), rng.randrange(x.ndim))
+    if rng.random() < 0.05:
+        x = np.broadcast_to(x, (2,) + x.shape)
+    if rng.random() < 0.05 and x.dtype == np.float32:
+        x = np.frombuffer(bytes(4 * x.size + 1), np.uint8)[1:].view(np.float32).reshape(x.shape)
+    if rng.random() < 0.1:
+        x = x.copy() if rng.random() < 0.5 else memoryview(np.ascontiguousarray(x)) if x.dtype.kind in "fiub" else x
+    return x
+
+names = ["score", "gamma", "scale", "softcap", "normalizer", "alpha", "top_k", "causal", "window",
+         "window_align", "key_lengths", "segments", "keep", "bias", "alibi", "relative1d",
+         "relative2d", "dropout", "dropout_seed", "dropout_place", "past_lengths", "q_segments",
+         "k_segments", "slopes", "table1d", "table2d", "score_w", "statistics", "spec", "other"]
+words = ["dot", "cosine", "l2", "additive", "softmax", "sparsemax", "entmax", "topk", "past",
+         "bottom-right", "top-left", "keys", "weights", "entropy", ["coverage", "support"],
+         foci.Spec(causal=True), foci.Spec(normalizer="entmax")]
+
+def value():
+    pick = rng.random()
+    return number() if pick < 0.3 else rng.choice(words) if pick < 0.6 else array()
+
+fine = wrong = 0
+for _ in range(int(sys.argv[2])):
+    b, h, hk, n, m, d = (rng.choice([1, 2, 4]) for _ in range(6))
+    q, k, v = array((b, h, n, d)), array((b, hk, m, d)), array((b, hk, m, d))
+    options = {rng.choice(names): value() for _ in range(rng.choice([0, 0, 1, 1, 2, 3]))}
+    what = rng.choice(["attention", "attention", "attention", "backward", "weights", "cache",
+                       "explain"])
+    try:
+        if what == "attention":
+            foci.attention(q, k, v, **options)
+        elif what == "backward":
+            options.pop("statistics", None)
+            foci.attention_backward(array((b, h, n, d)), q, k, v, **options)
+        elif what == "weights":
+            options.pop("statistics", None)
+            foci.weights(q, k, rng.choice([None, [0], [5], [number()], number()]),
+                         rng.choice([None, [0], [number()]]), **options)
+        elif what == "explain":
+            foci.explain(q, k, v, **options)
+        else:
+            cache = foci.Cache(kv_heads=rng.choice([hk, number()]), head_size=d,
+                               sequences=rng.choice([b, 1, number()]),
+                               window=rng.choice([None, None, 2, number()]))
+            cache.append(k, v, counts=rng.choice([(), (1,), [number()]]))
+            cache.attend(q, **options)
+            cache.truncate(rng.choice([0, number()]), rng.choice([0, number()]))
+        fine += 1
+    except (ValueError, TypeError, OverflowError, MemoryError, BufferError) as error:
+        wrong += 1
+        assert str(error), repr(error)
+print(fine, wrong)
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_thousand_random_calls_end_in_errors_or_results(seed):
+    done = subprocess.run([sys.executable, "-c", RANDOM_CALLS, str(seed), "1000"],
+                          capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    fine, wrong = map(int, done.stdout.split())
+    assert fine > 50 and wrong > 200
