@@ -10,6 +10,7 @@
 #include "foci/core/error.h"
 #include "foci/python/arrays.h"
 #include "foci/python/bindings.h"
+#include "foci/python/interrupt.h"
 #include "foci/python/spec.h"
 
 namespace foci::python {
@@ -95,6 +96,13 @@ AttentionShape shape_of(const AttentionInputs& in) {
           .dtype = in.q.dtype()};
 }
 
+// Pairs of query and key over batch and heads, visible or not.
+double pairs_of(const AttentionInputs& in) {
+  double n = static_cast<double>(in.k.dim(2));
+  for (int d = 0; d < 3; ++d) n *= static_cast<double>(in.q.dim(d));
+  return n;
+}
+
 Statistics statistics_of(unsigned bits) {
   Statistics s;
   for (const Statistic one :
@@ -138,6 +146,7 @@ AttentionOutputs outputs_in(const char* what, nb::handle given) {
 struct Outputs {
   Bound bound;
   AttentionOutputs out;
+  double pairs;
   std::array<nb::object, kOutputs> arrays{};  // made when asked for
 
   nb::object array(size_t i) {
@@ -151,11 +160,8 @@ nb::object attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handl
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   AttentionOutputs out = outputs_in("into", into);
   const Bound bound = spec.plan(shape_of(in), statistics_of(statistics)).bind(in);
-  {
-    const nb::gil_scoped_release free;
-    bound.forward(out);
-  }
-  return nb::cast(Outputs{bound, out});
+  without_gil(pairs_of(in), [&] { bound.forward(out); });
+  return nb::cast(Outputs{bound, out, pairs_of(in)});
 }
 
 // ---- backward -------------------------------------------------------------------------------
@@ -227,8 +233,9 @@ AttentionWanted wanted_of(const std::vector<std::string>& names) {
   return w;
 }
 
-nb::dict gradients_to(const Bound& bound, const AttentionOutputs& saved, nb::handle upstream,
-                      const std::vector<std::string>& wanted, nb::handle into) {
+nb::dict gradients_to(const Bound& bound, double pairs, const AttentionOutputs& saved,
+                      nb::handle upstream, const std::vector<std::string>& wanted,
+                      nb::handle into) {
   const AttentionUpstream up = upstream_of(upstream);
   const AttentionWanted w = wanted_of(wanted);
   AttentionGradients g;
@@ -242,10 +249,7 @@ nb::dict gradients_to(const Bound& bound, const AttentionOutputs& saved, nb::han
     }
     throw nb::value_error(fmt::format("into: '{}' arrived, which is no gradient", name).c_str());
   });
-  {
-    const nb::gil_scoped_release free;
-    bound.backward(saved, up, w, g);
-  }
+  without_gil(pairs, [&] { bound.backward(saved, up, w, g); });
   for (const std::string& name : wanted) {
     for (const GradientName& known : kGradientNames) {
       const Tensor& t = g.*known.member;
@@ -273,7 +277,7 @@ nb::dict attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb
       if (name == known.name) out.*known.member = tensor_of(known.name, value);
     }
   });
-  return gradients_to(bound, out, upstream, wanted, into);
+  return gradients_to(bound, pairs_of(in), out, upstream, wanted, into);
 }
 
 // ---- weights and words ------------------------------------------------------------------------
@@ -281,10 +285,7 @@ nb::dict attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb
 nb::object weights(const Outputs& o, const std::vector<int64_t>& rows,
                    const std::vector<int64_t>& heads) {
   Tensor w;
-  {
-    const nb::gil_scoped_release free;
-    w = o.bound.weights(o.out, rows, heads);
-  }
+  without_gil(o.pairs, [&] { w = o.bound.weights(o.out, rows, heads); });
   return array_of(w);
 }
 
@@ -312,7 +313,9 @@ void bind_attention(nb::module_& m) {
       .def(
           "backward",
           [](const Outputs& o, nb::handle upstream, const std::vector<std::string>& wanted,
-             nb::handle into) { return gradients_to(o.bound, o.out, upstream, wanted, into); },
+             nb::handle into) {
+            return gradients_to(o.bound, o.pairs, o.out, upstream, wanted, into);
+          },
           nb::arg("upstream").none(), nb::arg("wanted"), nb::arg("into") = nb::none());
   m.def("attention", &attention, nb::arg("spec"), nb::arg("q").none(), nb::arg("k").none(),
         nb::arg("v").none(), nb::arg("tensors") = nb::none(), nb::arg("statistics") = 0u,

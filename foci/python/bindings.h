@@ -9,6 +9,7 @@ void bind_runtime(nanobind::module_& m);    // threads, SIMD targets, errors
 void bind_spec(nanobind::module_& m);       // Spec
 void bind_attention(nanobind::module_& m);  // attention, attention_backward, Outputs
 void bind_cache(nanobind::module_& m);      // Cache
+void bind_rows(nanobind::module_& m);       // normalize, normalize_backward
 void bind_files(nanobind::module_& m);      // safetensors, verify
 
 }  // namespace foci::python

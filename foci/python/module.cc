@@ -11,5 +11,6 @@ NB_MODULE(_core, m) {
   foci::python::bind_spec(m);
   foci::python::bind_attention(m);
   foci::python::bind_cache(m);
+  foci::python::bind_rows(m);
   foci::python::bind_files(m);
 }

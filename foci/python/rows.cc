@@ -1,0 +1,60 @@
+// The row maps on their own: softmax, sparsemax, entmax and top-k of somebody else's scores.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "foci/attention/normalize.h"
+#include "foci/core/error.h"
+#include "foci/python/arrays.h"
+#include "foci/python/bindings.h"
+#include "foci/python/spec.h"
+
+namespace foci::python {
+namespace {
+
+// Into `to` where it is given (of the result's shape and dtype), else a new array.
+nb::object result(const Tensor& made, nb::handle to) {
+  if (to.is_none()) return array_of(made);
+  const Tensor given = writable_tensor_of("into", to);
+  require(given.shape() == made.shape(), "into: shape {} arrived, {} is right", given.shape(),
+          made.shape());
+  given.copy_from(made);
+  return nb::borrow(to);
+}
+
+Tensor asked(const char* name, nb::handle array) {
+  Tensor t = tensor_of(name, array);
+  require(t.defined(), "{}: None arrived, an array [..., M] is right", name);
+  return t;
+}
+
+}  // namespace
+
+void bind_rows(nb::module_& m) {
+  m.def(
+      "normalize",
+      [](const HeldSpec& spec, nb::handle scores, nb::handle into) {
+        const Tensor s = asked("scores", scores);
+        Tensor weights;
+        {
+          const nb::gil_scoped_release free;
+          weights = normalize(spec.spec().normalizer, s);
+        }
+        return result(weights, into);
+      },
+      nb::arg("spec"), nb::arg("scores").none(), nb::arg("into") = nb::none());
+  m.def(
+      "normalize_backward",
+      [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into) {
+        const Tensor p = asked("weights", weights), up = asked("dweights", dweights);
+        Tensor g;
+        {
+          const nb::gil_scoped_release free;
+          g = normalize_backward(spec.spec().normalizer, p, up);
+        }
+        return result(g, into);
+      },
+      nb::arg("spec"), nb::arg("weights").none(), nb::arg("dweights").none(),
+      nb::arg("into") = nb::none());
+}
+
+}  // namespace foci::python

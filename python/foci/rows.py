@@ -1,0 +1,68 @@
+"""Row maps on their own: weights of scores that somebody else made."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from . import _core
+from .spec import Spec
+
+__all__ = ["entmax", "normalize_backward", "softmax", "sparsemax", "topk"]
+
+Array = Any
+
+
+@functools.lru_cache(maxsize=64, typed=True)
+def _spec(normalizer: str, **options: Any) -> _core.Spec:
+    return Spec(normalizer=normalizer, **options)._held
+
+
+def normalizer_spec(normalizer: str, alpha: float = 1.5, top_k: int = 1) -> _core.Spec:
+    """The engine's spec of a row map."""
+    if normalizer == "entmax":
+        return _spec("entmax", alpha=alpha)
+    return _spec("topk", top_k=top_k) if normalizer == "topk" else _spec(normalizer)
+
+
+def _along(spec: _core.Spec, scores: Array, axis: int) -> np.ndarray:
+    if axis == -1:
+        return _core.normalize(spec, scores)  # type: ignore[return-value]
+    moved = np.moveaxis(np.asarray(scores), axis, -1)
+    weights = _core.normalize(spec, np.ascontiguousarray(moved))
+    return np.moveaxis(weights, -1, axis)  # type: ignore[call-overload, no-any-return]
+
+
+def softmax(scores: Array, axis: int = -1) -> np.ndarray:
+    """softmax of scores [..., M], float32 or float16; -inf is a key that is not there."""
+    return _along(normalizer_spec("softmax"), scores, axis)
+
+
+def sparsemax(scores: Array, axis: int = -1) -> np.ndarray:
+    """The Euclidean projection of scores onto the simplex (Martins and Astudillo 2016)."""
+    return _along(normalizer_spec("sparsemax"), scores, axis)
+
+
+def entmax(scores: Array, alpha: float = 1.5, axis: int = -1) -> np.ndarray:
+    """``[(alpha - 1) s - tau]_+ ** (1 / (alpha - 1))``, alpha > 1 (Peters et al. 2019)."""
+    return _along(normalizer_spec("entmax", alpha=alpha), scores, axis)
+
+
+def topk(scores: Array, k: int, axis: int = -1) -> np.ndarray:
+    """softmax over the k best scores; ties go to the lowest index."""
+    return _along(normalizer_spec("topk", top_k=k), scores, axis)
+
+
+def normalize_backward(weights: Array, dweights: Array, normalizer: str = "softmax",
+                       alpha: float = 1.5) -> np.ndarray:
+    """The gradient of the scores [..., M] from the weights and their gradient.
+
+    Args:
+        weights: what one of the row maps gave.
+        dweights: of its shape and dtype.
+        normalizer: which one; alpha: of ``"entmax"``.
+    """
+    spec = normalizer_spec(normalizer, alpha=alpha)
+    return _core.normalize_backward(spec, weights, dweights)  # type: ignore[return-value]
