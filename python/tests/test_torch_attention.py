@@ -63,7 +63,7 @@ def compare(qkv, options, upstream=("y",), learned=NAMES, top=1):
 
     mine = leaves(torch.float32)
     statistics = [name for name in upstream if name != "y"]
-    more = {"k": top} if options.get("normalizer") == "topk" else {}
+    more = {"top_k": top} if options.get("normalizer") == "topk" else {}
     got = attention(*[mine[name] for name in NAMES], statistics=statistics, **more,
                     **{name: t for name, t in mine.items() if name not in NAMES})
     results = {name: getattr(got, name) for name in ("y", *statistics)} if statistics else {
