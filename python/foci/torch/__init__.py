@@ -18,5 +18,7 @@ if tuple(int(n) for n in _torch.__version__.split(".")[:2]) < (2, 6):
 from ._attention import Outputs, attention
 from ._mask import BlockMask, create_block_mask
 from ._multihead import MultiheadAttention
+from ._rows import entmax, softmax, sparsemax, topk
 
-__all__ = ["BlockMask", "MultiheadAttention", "Outputs", "attention", "create_block_mask"]
+__all__ = ["BlockMask", "MultiheadAttention", "Outputs", "attention", "create_block_mask", "entmax",
+           "softmax", "sparsemax", "topk"]
