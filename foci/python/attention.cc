@@ -155,13 +155,13 @@ struct Outputs {
   }
 };
 
-nb::object attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
-                     nb::handle tensors, unsigned statistics, nb::handle into) {
+Outputs attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
+                  nb::handle tensors, unsigned statistics, nb::handle into) {
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   AttentionOutputs out = outputs_in("into", into);
   const Bound bound = spec.plan(shape_of(in), statistics_of(statistics)).bind(in);
   without_gil(pairs_of(in), [&] { bound.forward(out); });
-  return nb::cast(Outputs{bound, out, pairs_of(in)});
+  return {bound, out, pairs_of(in)};
 }
 
 // ---- backward -------------------------------------------------------------------------------
@@ -209,6 +209,8 @@ AttentionUpstream upstream_of(nb::handle given) {
   return up;
 }
 
+using Arrays = nb::typed<nb::dict, nb::str, nb::object>;
+
 AttentionWanted wanted_of(const std::vector<std::string>& names) {
   AttentionWanted w;
   w.qkv = false;
@@ -233,13 +235,12 @@ AttentionWanted wanted_of(const std::vector<std::string>& names) {
   return w;
 }
 
-nb::dict gradients_to(const Bound& bound, double pairs, const AttentionOutputs& saved,
-                      nb::handle upstream, const std::vector<std::string>& wanted,
-                      nb::handle into) {
+Arrays gradients_to(const Bound& bound, double pairs, const AttentionOutputs& saved,
+                    nb::handle upstream, const std::vector<std::string>& wanted, nb::handle into) {
   const AttentionUpstream up = upstream_of(upstream);
   const AttentionWanted w = wanted_of(wanted);
   AttentionGradients g;
-  nb::dict result;
+  Arrays result;
   for_items("into", into, [&](const std::string& name, nb::handle value) {
     for (const GradientName& known : kGradientNames) {
       if (name != known.name) continue;
@@ -261,10 +262,10 @@ nb::dict gradients_to(const Bound& bound, double pairs, const AttentionOutputs& 
   return result;
 }
 
-nb::dict attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
-                            nb::handle tensors, unsigned statistics, nb::handle saved,
-                            nb::handle upstream, const std::vector<std::string>& wanted,
-                            nb::handle into) {
+Arrays attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
+                          nb::handle tensors, unsigned statistics, nb::handle saved,
+                          nb::handle upstream, const std::vector<std::string>& wanted,
+                          nb::handle into) {
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   const Bound bound = spec.plan(shape_of(in), statistics_of(statistics)).bind(in);
   AttentionOutputs out;

@@ -44,10 +44,12 @@ AttentionInputs tables_of(nb::handle slopes, nb::handle table1d, nb::handle scor
   return in;
 }
 
-nb::dict attend(const KvCache& cache, const HeldSpec& spec, nb::handle q, unsigned statistics,
-                nb::handle y, const std::vector<int64_t>& sequences,
-                const std::vector<int64_t>& counts, nb::handle slopes, nb::handle table1d,
-                nb::handle score_w) {
+nb::typed<nb::dict, nb::str, nb::object> attend(const KvCache& cache, const HeldSpec& spec,
+                                                nb::handle q, unsigned statistics, nb::handle y,
+                                                const std::vector<int64_t>& sequences,
+                                                const std::vector<int64_t>& counts,
+                                                nb::handle slopes, nb::handle table1d,
+                                                nb::handle score_w) {
   const Tensor queries = tensor_of("q", q);
   require(queries.defined(), "q: None arrived, an array [E, H, n, D] is right");
   const AttentionInputs tables = tables_of(slopes, table1d, score_w);
@@ -62,7 +64,7 @@ nb::dict attend(const KvCache& cache, const HeldSpec& spec, nb::handle q, unsign
     const nb::gil_scoped_release free;
     out = cache.attend(asked, queries, tables, rows_of(sequences, counts));
   }
-  nb::dict result;
+  nb::typed<nb::dict, nb::str, nb::object> result;
   const auto put = [&](const char* name, const Tensor& t) {
     if (t.defined()) result[name] = array_of(t);
   };
@@ -86,8 +88,6 @@ nb::dict attend(const KvCache& cache, const HeldSpec& spec, nb::handle q, unsign
 }  // namespace
 
 void bind_cache(nb::module_& m) {
-  const auto numbers = nb::arg("sequences") = std::vector<int64_t>{};
-  const auto counts = nb::arg("counts") = std::vector<int64_t>{};
   nb::class_<KvCache>(m, "Cache")
       .def(
           "__init__",
@@ -102,9 +102,10 @@ void bind_cache(nb::module_& m) {
           },
           nb::arg("sequences"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("value_size"),
           nb::arg("dtype"), nb::arg("window").none())
-      .def("append", &append, nb::arg("k").none(), nb::arg("v").none(), numbers, counts)
+      .def("append", &append, nb::arg("k").none(), nb::arg("v").none(), nb::arg("sequences"),
+           nb::arg("counts"))
       .def("attend", &attend, nb::arg("spec"), nb::arg("q").none(), nb::arg("statistics"),
-           nb::arg("y").none(), numbers, counts, nb::arg("slopes").none(),
+           nb::arg("y").none(), nb::arg("sequences"), nb::arg("counts"), nb::arg("slopes").none(),
            nb::arg("table1d").none(), nb::arg("score_w").none())
       .def("position", &KvCache::position, nb::arg("sequence"))
       .def("first", &KvCache::first, nb::arg("sequence"))

@@ -17,7 +17,7 @@
 namespace foci::python {
 namespace {
 
-nb::tuple load(const std::string& path) {
+nb::typed<nb::tuple, nb::dict, nb::dict> load(const std::string& path) {
   Safetensors file;
   {
     const nb::gil_scoped_release free;
@@ -29,10 +29,10 @@ nb::tuple load(const std::string& path) {
     const bool lacks = tensor.dtype() == DType::bf16;
     tensors[name.c_str()] = array_of(lacks ? tensor.to(DType::f32) : tensor);
   }
-  return nb::make_tuple(tensors, file.metadata);
+  return nb::typed<nb::tuple, nb::dict, nb::dict>(nb::make_tuple(tensors, file.metadata));
 }
 
-void save(const std::string& path, nb::dict tensors,
+void save(const std::string& path, nb::typed<nb::dict, nb::str, nb::object> tensors,
           const std::map<std::string, std::string>& metadata) {
   std::vector<std::pair<std::string, Tensor>> list;
   for (const auto& [key, value] : tensors) {
@@ -61,9 +61,10 @@ std::string inspect(const std::string& model, const std::vector<std::string>& im
   return cli::looks_json(pictures, report);
 }
 
-nb::dict verify(const std::vector<std::string>& paths, bool reference,
-                const std::vector<std::string>& targets,
-                const std::optional<std::string>& implementation) {
+nb::typed<nb::dict, nb::str, nb::object> verify(const std::vector<std::string>& paths,
+                                                bool reference,
+                                                const std::vector<std::string>& targets,
+                                                const std::optional<std::string>& implementation) {
   VerifyOptions options;
   options.reference = reference;
   for (const std::string& name : targets) options.targets.push_back(parse_target(name));
@@ -98,7 +99,7 @@ nb::dict verify(const std::vector<std::string>& paths, bool reference,
   for (const VerifyUnreadable& u : report.unreadable) {
     unreadable.append(nb::make_tuple(u.path.string(), u.message));
   }
-  nb::dict result;
+  nb::typed<nb::dict, nb::str, nb::object> result;
   result["passed"] = report.passed;
   result["failed"] = report.failed;
   result["skipped"] = report.skipped;

@@ -97,8 +97,7 @@ void bind_spec(nb::module_& m) {
       .def("to_json", [](const HeldSpec& s) { return spec_to_json_text(s.spec()); })
       .def("tensors", &tensors_of, "Names of the tensors beside q, k and v that this spec reads.")
       .def("with_numbers", &with_numbers, nb::arg("scale").none(), nb::arg("seed").none(),
-           nb::rv_policy::take_ownership)
-      .def("__eq__", [](const HeldSpec& a, const HeldSpec& b) { return a.spec() == b.spec(); });
+           nb::rv_policy::take_ownership);
 }
 
 }  // namespace foci::python

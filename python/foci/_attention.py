@@ -168,7 +168,7 @@ class Outputs:
     def backward(self, dy: Optional[Array] = None, *, wanted: Sequence[str] = ("dq", "dk", "dv"),
                  drow_stat: Optional[Array] = None, dentropy: Optional[Array] = None,
                  dmax_weight: Optional[Array] = None,
-                 dcoverage: Optional[Array] = None) -> Dict[str, np.ndarray]:
+                 dcoverage: Optional[Array] = None) -> Dict[str, Any]:
         """Gradients of the inputs from those of the results.
 
         Args:
@@ -241,7 +241,7 @@ def attention(q: Array, k: Array, v: Array, spec: Optional[Spec] = None, *,
 
 def attention_backward(dy: Array, q: Array, k: Array, v: Array, spec: Optional[Spec] = None, *,
                        wanted: Sequence[str] = ("dq", "dk", "dv"),
-                       **options: Any) -> Dict[str, np.ndarray]:
+                       **options: Any) -> Dict[str, Any]:
     """Gradients of :func:`attention` from that of y; forward is computed once more.
 
     To spare that, keep the :class:`Outputs` of a call with statistics and use its ``backward``.

@@ -104,7 +104,7 @@ class Cache:
             spec._held, q, max(bits, 0), None,
             _sizes("sequences", sequences), _sizes("counts", counts), arrays.get("slopes"),
             arrays.get("table1d"), arrays.get("score_w"))
-        return got["y"] if bits < 0 else CacheOutputs(**got)
+        return got["y"] if bits < 0 else CacheOutputs(**got)  # type: ignore[arg-type]
 
     def position(self, sequence: int = 0) -> int:
         """Tokens of a sequence so far."""

@@ -27,12 +27,12 @@ def load(path: Path) -> Dict[str, np.ndarray]:
     Raises:
         OSError: the file cannot be read. ValueError: it is no safetensors file, or lies.
     """
-    return _core.load(_path("path", path))[0]  # type: ignore[no-any-return]
+    return _core.load(_path("path", path))[0]
 
 
 def load_metadata(path: Path) -> Dict[str, str]:
     """The text that a safetensors file carries beside its arrays."""
-    return _core.load(_path("path", path))[1]  # type: ignore[no-any-return]
+    return _core.load(_path("path", path))[1]
 
 
 def save(path: Path, tensors: Mapping[str, Any],

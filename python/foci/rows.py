@@ -31,8 +31,8 @@ def _along(spec: _core.Spec, scores: Array, axis: int) -> np.ndarray:
     if axis == -1:
         return _core.normalize(spec, scores)  # type: ignore[return-value]
     moved = np.moveaxis(np.asarray(scores), axis, -1)
-    weights = _core.normalize(spec, np.ascontiguousarray(moved))
-    return np.moveaxis(weights, -1, axis)  # type: ignore[call-overload, no-any-return]
+    weights: Any = _core.normalize(spec, np.ascontiguousarray(moved))
+    return np.moveaxis(weights, -1, axis)
 
 
 def softmax(scores: Array, axis: int = -1) -> np.ndarray:

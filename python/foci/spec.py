@@ -72,7 +72,7 @@ def _scale(scale: object) -> Any:
         return "auto"
     if isinstance(scale, (list, tuple)) or (hasattr(scale, "tolist") and getattr(
             scale, "ndim", 0) == 1):
-        values = scale.tolist() if hasattr(scale, "tolist") else scale
+        values: Any = scale.tolist() if hasattr(scale, "tolist") else scale
         return [_number("scale", x) for x in values]
     if hasattr(scale, "item") and not isinstance(scale, numbers.Real):
         scale = scale.item()
