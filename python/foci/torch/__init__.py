@@ -6,6 +6,14 @@
 
 The operator is ``torch.ops.foci.attention``, which torch.compile and torch.export take;
 ``MultiheadAttention`` stands in for torch.nn's, ``mask_mod`` takes masks written for FlexAttention.
+``register_transformers`` makes it the implementation "foci" of Hugging Face models, and ``observe``
+tells what their heads do:
+
+    >>> foci.torch.register_transformers()
+    >>> model = AutoModel.from_pretrained(name, attn_implementation="foci")
+    >>> with foci.torch.observe(model) as o:
+    ...     model(**inputs)
+    >>> o.entropy                                                     # [layers, B, H, N]
 """
 
 try:
@@ -18,7 +26,10 @@ if tuple(int(n) for n in _torch.__version__.split(".")[:2]) < (2, 6):
 from ._attention import Outputs, attention
 from ._mask import BlockMask, create_block_mask
 from ._multihead import MultiheadAttention
+from ._observe import LayerRecord, Observation, observe
 from ._rows import entmax, softmax, sparsemax, topk
+from ._transformers import register_transformers
 
-__all__ = ["BlockMask", "MultiheadAttention", "Outputs", "attention", "create_block_mask", "entmax",
-           "softmax", "sparsemax", "topk"]
+__all__ = ["BlockMask", "LayerRecord", "MultiheadAttention", "Observation", "Outputs", "attention",
+           "create_block_mask", "entmax", "observe", "register_transformers", "softmax",
+           "sparsemax", "topk"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..spec import Spec
-from ._attention import attention
+from ._observe import attend
 
 __all__ = ["MultiheadAttention"]
 
@@ -102,13 +102,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         options.update({name: getattr(self, name) for name in self._tensor_options})
         if self.training and self.dropout > 0:
             options["dropout"] = self.dropout
-        if need_weights:
-            out = attention(q, k, v, statistics="row_stat", **options)
-            y, weights = out.y, out.weights()
+        y, weights = attend(self, q, k, v, options, want_weights=need_weights)
+        if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights.to(query.dtype)
-        else:
-            y, weights = attention(q, k, v, **options), None
         y = F.linear(y.transpose(1, 2).reshape(B, N, self.embed_dim), self.out_proj.weight,
                      self.out_proj.bias)
         if not batched:

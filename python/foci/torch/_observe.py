@@ -1,0 +1,208 @@
+"""observe: what a model's attention does, layer by layer, while it runs."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import torch
+
+from ._attention import attention
+
+__all__ = ["LayerRecord", "Observation", "observe"]
+
+_STATISTICS = ("entropy", "coverage", "max_weight", "support")
+# Observations that are open here; a thread sees its own alone.
+_open: ContextVar[Tuple["Observation", ...]] = ContextVar("foci_observations", default=())
+
+
+@dataclass
+class LayerRecord:
+    """One call of one attention layer.
+
+    Attributes:
+        name: the layer's path inside the observed model, ``encoder.layer.0.attention.self``, say.
+        entropy: [B, H, N] in nats, of the weights before dropout.
+        coverage: [B, H, M], the weight that each key got from all queries.
+        max_weight: [B, H, N]; max_key, int64, is the first key that has it.
+        support: [B, H, N], the number of keys that take part.
+        weights: [B, len(heads), len(rows), M], exact; only if rows were asked for.
+
+    What was not asked for is None.
+    """
+
+    name: str
+    entropy: Optional[torch.Tensor] = None
+    coverage: Optional[torch.Tensor] = None
+    max_weight: Optional[torch.Tensor] = None
+    max_key: Optional[torch.Tensor] = None
+    support: Optional[torch.Tensor] = None
+    weights: Optional[torch.Tensor] = None
+
+
+class Observation:
+    """What :func:`observe` collects; see there.
+
+    Attributes:
+        layers: a :class:`LayerRecord` a call of an attention layer, in the order of the calls.
+    """
+
+    def __init__(self, model: torch.nn.Module, statistics: Union[str, Iterable[str]],
+                 rows: Optional[Sequence[int]], heads: Optional[Sequence[int]]) -> None:
+        names = (statistics,) if isinstance(statistics, str) else tuple(statistics)
+        for name in names:
+            if name not in _STATISTICS:
+                raise ValueError(f"statistics: {name!r} arrived, names among "
+                                 f"{', '.join(_STATISTICS)} are right")
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"model: {type(model).__name__} arrived, a torch.nn.Module is right")
+        if heads is not None and rows is None:
+            raise ValueError("heads: given without rows; they choose the heads of the exact rows")
+        _require_backend(model)
+        self.layers: List[LayerRecord] = []
+        self._statistics = names
+        self._rows = None if rows is None else list(rows)
+        self._heads = None if heads is None else list(heads)
+        self._names: Dict[torch.nn.Module, str] = {m: name for name, m in model.named_modules()}
+        self._tokens: List[Token[Tuple["Observation", ...]]] = []
+
+    def __enter__(self) -> "Observation":
+        self._tokens.append(_open.set(_open.get() + (self,)))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _open.reset(self._tokens.pop())
+
+    @property
+    def names(self) -> List[str]:
+        """The layers' paths, in the order of ``layers``."""
+        return [record.name for record in self.layers]
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        """[layers, B, H, N], in nats."""
+        return self._stack("entropy")
+
+    @property
+    def coverage(self) -> torch.Tensor:
+        """[layers, B, H, M]."""
+        return self._stack("coverage")
+
+    @property
+    def max_weight(self) -> torch.Tensor:
+        """[layers, B, H, N]."""
+        return self._stack("max_weight")
+
+    @property
+    def max_key(self) -> torch.Tensor:
+        """[layers, B, H, N] int64."""
+        return self._stack("max_key")
+
+    @property
+    def support(self) -> torch.Tensor:
+        """[layers, B, H, N]."""
+        return self._stack("support")
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """[layers, B, len(heads), len(rows), M], the exact rows."""
+        return self._stack("weights")
+
+    def clear(self) -> None:
+        """Forgets what was collected."""
+        self.layers.clear()
+
+    def __repr__(self) -> str:
+        return f"Observation({len(self.layers)} layer calls, {', '.join(self._statistics)})"
+
+    def _stack(self, name: str) -> torch.Tensor:
+        if not self.layers:
+            raise ValueError(f"{name}: no attention layer of the model has run on foci yet")
+        values = [getattr(record, name) for record in self.layers]
+        if values[0] is None:
+            asked = ("rows=[...]" if name == "weights" else
+                     f"statistics=({'max_weight' if name == 'max_key' else name!r},)")
+            raise ValueError(f"{name}: not collected; observe(model, {asked}) asks for it")
+        for record, value in zip(self.layers, values):
+            if value.shape != values[0].shape:
+                raise ValueError(
+                    f"{name}: layers differ in shape, {list(values[0].shape)} in "
+                    f"{self.layers[0].name!r} and {list(value.shape)} in {record.name!r}; read "
+                    "them one by one from .layers")
+        return torch.stack(values)
+
+    def _record(self, module: torch.nn.Module, outputs: Any) -> None:
+        record = LayerRecord(self._names[module])
+        for name in self._statistics:
+            setattr(record, name, getattr(outputs, name))
+        if "max_weight" in self._statistics:
+            record.max_key = outputs.max_key
+        if self._rows is not None:
+            record.weights = outputs.weights(self._rows, self._heads)
+        self.layers.append(record)
+
+
+def observe(model: torch.nn.Module,
+            statistics: Union[str, Iterable[str]] = ("entropy", "coverage", "max_weight"), *,
+            rows: Optional[Sequence[int]] = None,
+            heads: Optional[Sequence[int]] = None) -> Observation:
+    """Collects what the attention layers of a model do, without its weights as N x M tensors.
+
+        >>> with foci.torch.observe(model) as o:
+        ...     model(**inputs)
+        >>> o.entropy                        # [layers, B, H, N]
+        >>> o.layers[3].name, o.layers[3].coverage
+
+    Every call of an attention layer adds a record, so several forward calls, a ``generate`` or
+    gradient checkpointing add several a layer. Statistics belong to the graph of gradients where
+    those are on, so a penalty on the entropy can be learned from; use ``torch.no_grad()`` where
+    that is not wanted. Rows of padding queries are among the results; they mean nothing, and to
+    leave them out is the caller's part. Code under ``torch.compile`` is not seen.
+
+    Args:
+        model: one whose attention runs on foci (``attn_implementation="foci"``, or layers of
+            :class:`foci.torch.MultiheadAttention`), or a part of it: ``model.encoder``, say.
+        statistics: names among entropy, coverage, max_weight (brings max_key), support.
+        rows: queries whose exact weights are wanted; negative ones count from the end.
+        heads: of those rows; all where None.
+
+    Raises:
+        ValueError: if the model's attention is another than foci's.
+    """
+    return Observation(model, statistics, rows, heads)
+
+
+def _require_backend(model: torch.nn.Module) -> None:
+    found = set()
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        name = getattr(config, "_attn_implementation", None)
+        if isinstance(name, str):
+            found.add(name)
+    if found and "foci" not in found:
+        raise ValueError(
+            f"model: its attention is {', '.join(sorted(map(repr, found)))}; observe needs "
+            "attn_implementation='foci' (foci.torch.register_transformers(), then "
+            "model.set_attn_implementation('foci'))")
+
+
+def attend(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+           options: Dict[str, Any], want_weights: bool = False
+           ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+    """Attention on behalf of a module, told to the observations that are open for it.
+
+    Returns:
+        y [B, H, N, Dv], and the weights [B, H, N, M] if wanted.
+    """
+    watching: List[Observation] = []
+    if not torch.compiler.is_compiling():  # which cannot trace a ContextVar
+        watching = [o for o in dict.fromkeys(_open.get()) if module in o._names]
+    if not watching and not want_weights:
+        y: torch.Tensor = attention(q, k, v, **options)
+        return y, None
+    statistics = {name for o in watching for name in o._statistics} | {"row_stat"}
+    outputs = attention(q, k, v, statistics=tuple(sorted(statistics)), **options)
+    for o in watching:
+        o._record(module, outputs)
+    return outputs.y, outputs.weights() if want_weights else None
