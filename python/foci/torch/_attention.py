@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -124,8 +125,8 @@ class _Attention(torch.autograd.Function):
         saved: Dict[str, Any] = {name: t for name, t in zip(
             _op.SAVED, every[-len(_op.SAVED):]) if t is not None}
         saved["ordinary"] = ctx.ordinary
-        given = [name for name in _op.RESULTS if _gives(call.statistics, name)]
-        upstream = {"d" + name: g for name, g in zip(given, grads) if g is not None}
+        upstream = {"d" + name: g for name, g in zip(_given(call.statistics), grads)
+                    if g is not None}
         inputs = ("q", "k", "v") + call.names
         wanted = [name for name, needs in zip(inputs, ctx.needs_input_grad[1:]) if needs]
         if _op._OLD:
@@ -136,12 +137,13 @@ class _Attention(torch.autograd.Function):
         return (None, *(got.get(name) for name in inputs))
 
 
-def _gives(statistics: int, name: str) -> bool:
-    if name == "y":
-        return True
-    if name == "row_stat":
-        return statistics != 0
-    return bool(statistics & statistics_bits(name))
+@functools.lru_cache(maxsize=64)
+def _given(statistics: int) -> Tuple[str, ...]:
+    """Names of what a call gives."""
+    if not statistics:
+        return ("y",)
+    return ("y", "row_stat", *[name for name in _op.RESULTS[2:]
+                               if statistics & statistics_bits(name)])
 
 
 def _plain(*tensors: Any) -> bool:
@@ -221,14 +223,22 @@ def attention(q: Tensor, k: Tensor, v: Tensor, /, spec: Optional[Spec] = None, *
         return _operator(q, k, v, spec.to_json(), tensors, scale, seed, bits)
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         _op.check_ranks(q, k, v)
+    wanted = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or
+        (scale is not None and scale.requires_grad) or
+        any(t.requires_grad for t in tensors.values()))
+    if not wanted and not bits and scale is None and seed is None:
+        try:
+            y = _op.empty_result(q, v)
+            _core.attention(spec._held, q, k, v, tensors, 0, {"y": y})
+            return y
+        except (TypeError, ValueError):  # what is wrong, or must be copied first, shows below
+            pass
     q, k, v = _op.prepared("q", q), _op.prepared("k", k), _op.prepared("v", v)
     if tensors:
         tensors = {name: _op.prepared(name, t) for name, t in tensors.items()}
     held = _op.with_numbers(spec._held, scale, seed)
-    if torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad or
-            (scale is not None and scale.requires_grad) or
-            any(t.requires_grad for t in tensors.values())):
+    if wanted:
         if scale is not None:
             names, others = (*tensors, "scale"), (*tensors.values(), scale)
         else:
@@ -236,7 +246,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, /, spec: Optional[Spec] = None, *
         got = _Attention.apply(_Call(held, bits, names), q, k, v, *others)
         if not bits:
             return got
-        results = dict(zip([name for name in _op.RESULTS if _gives(bits, name)], got))
+        results = dict(zip(_given(bits), got))
     else:
         results, _ = _op.run_forward(held, bits & ~_ROW_STAT, q, k, v, tensors)
         if not bits:
@@ -290,7 +300,7 @@ def _operator(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Ten
     got = torch.ops.foci.attention(q, k, v, *others, text, bits & ~_ROW_STAT)
     if not bits:
         return got[0]
-    results = {name: t for name, t in zip(_op.RESULTS, got) if _gives(bits, name)}
+    results = {name: t for name, t in zip(_op.RESULTS, got) if name in _given(bits)}
     return _outputs(results, q, k, text, tensors, scale, seed)
 
 

@@ -76,10 +76,17 @@ def prepared(name: str, t: Tensor) -> Tensor:
 
 def empty_result(q: Tensor, v: Tensor) -> Tensor:
     """y's memory, [B, H, N, Dv], in q's order of dimensions: heads of one projection stay so."""
-    B, H, N, _ = q.shape
+    B, H, N, D = q.shape
+    if v.shape[3] == D:
+        return torch.empty_like(q)
     if q.stride(1) < q.stride(2):
         return q.new_empty((B, N, H, v.shape[3])).transpose(1, 2)
     return q.new_empty((B, H, N, v.shape[3]))
+
+
+def dense(t: Tensor) -> Tensor:
+    """What `prepared` makes of q, k or v, for compilers' fake tensors."""
+    return t if t.shape[-1] <= 1 or t.stride(-1) == 1 else t.contiguous()
 
 
 def empty_statistics(q: Tensor, k: Tensor, statistics: int) -> Dict[str, Tensor]:
@@ -199,7 +206,7 @@ def _none(name: str, like: Tensor) -> Tensor:
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor, ...]:
     statistics = rest[-1]
     check_ranks(q, k, v)
-    results = {"y": empty_result(q, v), **empty_statistics(q, k, statistics)}
+    results = {"y": empty_result(dense(q), v), **empty_statistics(q, k, statistics)}
     return tuple(results[name] if name in results else _none(name, q) for name in RESULTS)
 
 
@@ -258,8 +265,7 @@ def _backward_fake(*args: Any) -> Tuple[Tensor, ...]:
             return q.new_empty((0,))  # type: ignore[no-any-return]
         t = given[name]
         if name in ("q", "k", "v"):
-            dense = t if t.stride(-1) == 1 or t.shape[-1] <= 1 else t.contiguous()
-            return empty_gradient(dense)
+            return empty_gradient(dense(t))
         return t.new_empty(t.shape)  # type: ignore[no-any-return]
 
     return tuple(gradient(name) for name in GRADIENTS)
