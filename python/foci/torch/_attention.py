@@ -169,7 +169,7 @@ def _bits(statistics: Union[str, Iterable[str]]) -> int:
     return bits | _ROW_STAT if statistics else 0
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, /, spec: Optional[Spec] = None, *,
+def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
               statistics: Union[str, Iterable[str]] = (),
               mask_mod: Union[None, Callable[..., Tensor], BlockMask] = None,
               **options: Any) -> Any:
