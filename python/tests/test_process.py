@@ -87,9 +87,11 @@ def test_children_of_a_fork_compute_the_same():
 
 
 LONG = """
-import sys
+import signal, sys
 import numpy as np
 import foci
+# A shell starts what it puts into the background with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 rng = np.random.default_rng(0)
 q, k, v = (rng.standard_normal((1, 8, 60000, 64)).astype(np.float32) for _ in range(3))
 print("ready", flush=True)
