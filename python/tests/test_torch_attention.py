@@ -1,6 +1,7 @@
 """foci.torch.attention and its gradients against float64 formulas under torch.autograd."""
 
 import math
+import random
 
 import pytest
 
@@ -357,3 +358,70 @@ WRONG = [
 def test_wrong_calls(call, error, message):
     with pytest.raises(error, match=message):
         call(*arrays())
+
+
+def test_packed_sequences():
+    torch.manual_seed(11)
+    packed = [torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3)]
+    segments = torch.tensor([[0] * 4 + [1] * 5])
+    y = attention(*packed, causal=True, q_segments=segments, k_segments=segments)
+    y.square().sum().backward()
+    alone = [t.detach().clone().requires_grad_() for t in packed]
+    parts = [attention(*[t[:, :, rows] for t in alone], causal=True)
+             for rows in (slice(0, 4), slice(4, 9))]
+    assert torch.equal(y, torch.cat(parts, 2))
+    sum(part.square().sum() for part in parts).backward()
+    for t, own in zip(packed, alone):
+        near(t.grad, own.grad, 1e-6)
+
+
+def test_before_pytorch_could_share_tensors_that_want_gradients(monkeypatch):
+    torch.manual_seed(12)
+    tensors = [t.requires_grad_() for t in arrays()] + [torch.rand(4, requires_grad=True)]
+    call = lambda: attention(*tensors[:3], slopes=tensors[3], statistics="entropy")
+    want = torch.autograd.grad(call().y.sum(), tensors)
+    monkeypatch.setattr(foci.torch._op, "_OLD", True)
+    for got, same in zip(torch.autograd.grad(call().y.sum(), tensors), want):
+        assert torch.equal(got, same)
+
+
+def test_random_calls_do_not_crash():
+    rng = random.Random(0)
+
+    def tensor():
+        shape = [rng.choice([0, 1, 2, 3, 5]) for _ in range(rng.choice([0, 1, 2, 3, 4, 4, 4, 5]))]
+        t = torch.randn(shape)
+        if rng.random() < 0.3:
+            t = t.transpose(-1, rng.randrange(t.dim())) if t.dim() else t
+        if rng.random() < 0.3:
+            t = t[..., ::2] if t.dim() else t
+        if rng.random() < 0.2:
+            t = t.expand(2, *t.shape)
+        t = t.to(rng.choice([torch.float32] * 6 + [torch.float64, torch.bfloat16, torch.int64,
+                                                   torch.bool, torch.complex64]))
+        if rng.random() < 0.05:
+            t = t.to("meta")
+        return t.requires_grad_(t.is_floating_point() and rng.random() < 0.3)
+
+    def anything():
+        return rng.choice([tensor, tensor, lambda: None, lambda: rng.randrange(-3, 9),
+                           lambda: rng.choice([True, False, "entropy", "topk", "past", 0.5, -1.0,
+                                               math.nan, [1, 2], {}, object()])])()
+
+    names = ["scale", "dropout", "dropout_seed", "keep", "bias", "slopes", "table1d", "table2d",
+             "score_w", "key_lengths", "past_lengths", "q_segments", "k_segments", "normalizer",
+             "causal", "window", "top_k", "statistics", "mask_mod", "score", "spec", "nonsense"]
+    passed = 0
+    for _ in range(2000):
+        qkv = arrays(1, 2, 1, 3, 3, 2, 2)
+        qkv = [anything() if rng.random() < 0.2 else t for t in qkv]
+        options = {name: anything() for name in rng.sample(names, rng.randrange(3))}
+        try:
+            out = attention(*qkv, **options)
+            out = out if isinstance(out, torch.Tensor) else out.y
+            if out.requires_grad:
+                out.sum().backward()
+            passed += 1
+        except (ValueError, TypeError) as error:
+            assert ": " in str(error), error
+    assert passed > 200

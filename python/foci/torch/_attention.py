@@ -98,12 +98,9 @@ class _Attention(torch.autograd.Function):
     statistics, the row statistic and them."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor,  # type: ignore[override]
+    def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor,
                 *others: Tensor) -> Any:
         tensors = {name: t for name, t in zip(call.names, others) if name != "scale"}
-        if _op._OLD:
-            q, k, v = q.detach(), k.detach(), v.detach()
-            tensors = {name: t.detach() for name, t in tensors.items()}
         results, ordinary = _op.run_forward(call.held, call.statistics, q, k, v, tensors)
         ctx.save_for_backward(q, k, v, *others, *(results.get(name) for name in _op.SAVED))
         ctx.call, ctx.ordinary = call, ordinary
@@ -129,22 +126,20 @@ class _Attention(torch.autograd.Function):
                     if g is not None}
         inputs = ("q", "k", "v") + call.names
         wanted = [name for name, needs in zip(inputs, ctx.needs_input_grad[1:]) if needs]
-        if _op._OLD:
-            q, k, v = q.detach(), k.detach(), v.detach()
-            tensors = {name: t.detach() for name, t in tensors.items()}
         got = _op.run_backward(call.held, call.statistics, q, k, v, tensors, saved, upstream,
                                wanted, scale)
         return (None, *(got.get(name) for name in inputs))
 
 
-@functools.lru_cache(maxsize=64)
-def _given(statistics: int) -> Tuple[str, ...]:
+def _named(statistics: int) -> Tuple[str, ...]:
     """Names of what a call gives."""
     if not statistics:
         return ("y",)
     return ("y", "row_stat", *[name for name in _op.RESULTS[2:]
                                if statistics & statistics_bits(name)])
 
+
+_given = functools.lru_cache(maxsize=64)(_named)
 
 def _plain(*tensors: Any) -> bool:
     """Whether nothing but the CPU looks at these tensors: no compiler, tracer, mode or subclass."""
@@ -165,8 +160,9 @@ _ROW_STAT = 16  # a bit that asks for Outputs without a statistic of its own
 
 
 def _bits(statistics: Union[str, Iterable[str]]) -> int:
-    bits = statistics_bits(statistics) if statistics else 0
-    return bits | _ROW_STAT if statistics else 0
+    if statistics is None or (isinstance(statistics, (str, tuple, list)) and not statistics):
+        return 0
+    return statistics_bits(statistics) | _ROW_STAT
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
@@ -218,7 +214,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
     if options:
         options, scale, seed = _own_tensors(spec, options)
     spec, tensors = resolve(spec, options)
-    bits = _bits(statistics) if statistics else 0
+    bits = _bits(statistics)
     if not _plain(q, k, v, *tensors.values()) or (scale is not None and not _plain(scale)):
         return _operator(q, k, v, spec.to_json(), tensors, scale, seed, bits)
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
@@ -243,7 +239,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
             names, others = (*tensors, "scale"), (*tensors.values(), scale)
         else:
             names, others = tuple(tensors), tuple(tensors.values())
-        got = _Attention.apply(_Call(held, bits, names), q, k, v, *others)
+        got = _Attention.apply(  # type: ignore[no-untyped-call]
+            _Call(held, bits, names), q, k, v, *others)
         if not bits:
             return got
         results = dict(zip(_given(bits), got))
@@ -264,13 +261,16 @@ def _own_tensors(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[
             raise TypeError(f"scale: {scale.dtype} arrived, a floating type is right")
     else:
         scale = None
-    seed = options.get("dropout_seed")
+    p, seed = options.get("dropout"), options.get("dropout_seed")
     if isinstance(seed, Tensor):
         options = {name: value for name, value in options.items() if name != "dropout_seed"}
+        if seed.numel() != 1 or seed.dtype != torch.int64:
+            raise TypeError(f"dropout_seed: {seed.dtype} of shape {list(seed.shape)} arrived, one "
+                            "int64 is right")
     else:
-        draws = spec is None and seed is None and options.get("dropout")
+        draws = spec is None and seed is None and isinstance(p, float) and p > 0
         seed = torch.randint(1 << 62, (), dtype=torch.int64) if draws else None
-    if "dropout" in options and not options["dropout"]:
+    if isinstance(p, (int, float)) and not isinstance(p, bool) and p == 0:
         options = {name: value for name, value in options.items() if name != "dropout"}
     for name, t in options.items():
         if t is not None and name in TENSORS and not isinstance(t, (Tensor, bool)):
@@ -300,7 +300,7 @@ def _operator(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Ten
     got = torch.ops.foci.attention(q, k, v, *others, text, bits & ~_ROW_STAT)
     if not bits:
         return got[0]
-    results = {name: t for name, t in zip(_op.RESULTS, got) if name in _given(bits)}
+    results = {name: t for name, t in zip(_op.RESULTS, got) if name in _named(bits)}
     return _outputs(results, q, k, text, tensors, scale, seed)
 
 
@@ -318,7 +318,7 @@ class _Shaped:
         self.shape = shape
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constant_text(spec: Optional[Spec], names: Tuple[str, ...],
                    shapes: Tuple[Tuple[int, ...], ...], options: Tuple[Any, ...]) -> str:
     arrays = {name: _Shaped(shape) for name, shape in zip(names, shapes)}
@@ -326,7 +326,7 @@ def _constant_text(spec: Optional[Spec], names: Tuple[str, ...],
     return resolved.to_json()
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constant_bits(statistics: Any) -> int:
     return _bits(statistics)
 

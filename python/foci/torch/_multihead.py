@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..spec import Spec
+from ._attention import _plain
 from ._observe import attend
 
 __all__ = ["MultiheadAttention"]
@@ -114,7 +115,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     def _heads(self, t: Tensor) -> Tensor:
         """[B, N, E] as heads [B, H, N, D], without a copy."""
-        return t.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return t.reshape(*t.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor,
                    order: Any) -> Tuple[Tensor, Tensor, Tensor]:
@@ -151,8 +152,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             if list(attn_mask.shape) not in shapes:
                 raise ValueError(f"attn_mask: shape {list(attn_mask.shape)} arrived, {shapes[0]} "
                                  f"or {shapes[1]} is right")
-            mask = attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(
-                0, (B, self.num_heads))
+            mask = attn_mask if attn_mask.dim() == 2 else attn_mask.reshape(
+                B, self.num_heads, N, M)
             keep, bias = _told("attn_mask", mask)
         if key_padding_mask is not None:
             if key_padding_mask.dim() == 1:
@@ -160,7 +161,13 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             if list(key_padding_mask.shape) != [B, M]:
                 raise ValueError(f"key_padding_mask: shape {list(key_padding_mask.shape)} arrived, "
                                  f"{[B, M]} is right")
-            own_keep, own_bias = _told("key_padding_mask", key_padding_mask[:, None, None])
+            lengths = None if self.bias_k is not None or self.add_zero_attn else _lengths(
+                key_padding_mask)
+            if lengths is not None:
+                options["key_lengths"] = lengths
+                own_keep = own_bias = None
+            else:
+                own_keep, own_bias = _told("key_padding_mask", key_padding_mask[:, None, None])
             if own_keep is not None:
                 keep = own_keep if keep is None else keep & own_keep
             if own_bias is not None:
@@ -193,6 +200,17 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 t = t.expand(*t.shape[:-1], M)
                 options[name] = F.pad(t, (0, more), value=seen)
         return k, v, options
+
+
+def _lengths(padding: Tensor) -> Optional[Tensor]:
+    """The keys before the padding, where it is bool and at the end; looks at values, so not while a
+    graph is made."""
+    if torch.compiler.is_compiling() or padding.dtype != torch.bool or not _plain(padding):
+        return None
+    seen = padding.logical_not()
+    lengths = seen.sum(-1)
+    same = seen == (torch.arange(seen.shape[1]) < lengths[:, None])
+    return lengths if bool(same.all()) else None
 
 
 def _told(name: str, mask: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor]]:

@@ -60,15 +60,18 @@ def before_dropout(text: str) -> str:
 
 def prepared(name: str, t: Tensor) -> Tensor:
     """A tensor as the engine reads it: rows dense, as PyTorch's own operators make them."""
-    if t.device.type != "cpu":
+    if not t.is_cpu:
         raise ValueError(f"{name}: a tensor on {t.device} arrived, foci computes on the CPU")
     if t.layout is not torch.strided:
         raise ValueError(f"{name}: a tensor of layout {t.layout} arrived, a strided one is right")
-    if t.dim() > 0:
-        last = t.stride(-1)
-        if last != 1 and t.shape[-1] > 1 and not (last == 0 and name in ("keep", "bias")):
-            t = t.contiguous()
-    return t.detach() if _OLD and t.requires_grad else t
+    if t.dim() > 0 and (last := t.stride(-1)) != 1 and t.shape[-1] > 1 and not (
+            last == 0 and name in ("keep", "bias")):
+        t = t.contiguous()
+    return t
+
+
+def _detached(named: Dict[str, Any]) -> Dict[str, Any]:
+    return {name: t.detach() if isinstance(t, Tensor) else t for name, t in named.items()}
 
 
 # ---- the engine's calls ---------------------------------------------------------------------------
@@ -125,6 +128,8 @@ def run_forward(held: _core.Spec, statistics: int, q: Tensor, k: Tensor, v: Tens
                 tensors: Dict[str, Tensor]) -> Tuple[Dict[str, Tensor], bool]:
     """What a call gives by name, and whether all that it read is ordinary."""
     results = {"y": empty_result(q, v), **empty_statistics(q, k, statistics)}
+    if _OLD:
+        q, k, v, tensors = q.detach(), k.detach(), v.detach(), _detached(tensors)
     out = _core.attention(held, q, k, v, tensors, statistics, results)
     return results, out.ordinary
 
@@ -144,6 +149,9 @@ def run_backward(held: _core.Spec, statistics: int, q: Tensor, k: Tensor, v: Ten
             into["dscale"] = q.new_empty((scale.numel(),), dtype=torch.float32)
         else:
             into["d" + name] = q.new_empty(given[name].shape, dtype=torch.float32)
+    if _OLD:
+        q, k, v, tensors = q.detach(), k.detach(), v.detach(), _detached(tensors)
+        saved, upstream = _detached(saved), _detached(upstream)
     _core.attention_backward(held, q, k, v, tensors, statistics, saved, upstream,
                              list(into), into)
     gradients = {name: into["d" + name] for name in wanted}
@@ -160,24 +168,27 @@ def run_weights(held: _core.Spec, q: Tensor, k: Tensor, tensors: Dict[str, Tenso
                 row_stat: Tensor, rows: List[int], heads: List[int]) -> Tensor:
     """Exact weights [B, heads, rows, M] from a call's row statistic."""
     v = k.new_zeros((1,)).expand(k.shape[0], k.shape[1], k.shape[2], 1)
+    if _OLD:
+        q, k, v, tensors = q.detach(), k.detach(), v.detach(), _detached(tensors)
+        row_stat = row_stat.detach()
     return torch.from_numpy(_core.weights(held, q, k, v, tensors, row_stat, rows, heads))
 
 
 # ---- operators ------------------------------------------------------------------------------------
 
 _TENSORS_SCHEMA = ", ".join(f"Tensor? {name}" for name in NAMES)
-_library = torch.library.Library("foci", "DEF")
+_library = torch.library.Library("foci", "DEF")  # type: ignore[no-untyped-call]
 _TAGS = tuple(getattr(torch.Tag, tag) for tag in ("pt2_compliant_tag", "needs_exact_strides")
               if hasattr(torch.Tag, tag))
-_library.define(
+_library.define(  # type: ignore[no-untyped-call]
     f"attention(Tensor q, Tensor k, Tensor v, {_TENSORS_SCHEMA}, str spec, int statistics) -> "
     f"({', '.join(['Tensor'] * len(RESULTS))})", tags=_TAGS)
-_library.define(
+_library.define(  # type: ignore[no-untyped-call]
     f"attention_backward({', '.join('Tensor? ' + name for name in UPSTREAM)}, "
     f"Tensor q, Tensor k, Tensor v, {_TENSORS_SCHEMA}, "
     f"{', '.join('Tensor ' + name for name in SAVED)}, str spec, int statistics, int wanted) -> "
     f"({', '.join(['Tensor'] * len(GRADIENTS))})", tags=_TAGS)
-_library.define(
+_library.define(  # type: ignore[no-untyped-call]
     f"weights(Tensor q, Tensor k, {_TENSORS_SCHEMA}, Tensor row_stat, str spec, int[] rows, "
     "int[] heads) -> Tensor", tags=_TAGS)
 
@@ -314,7 +325,7 @@ def _weights_autograd(ctx: Any, dweights: Tensor) -> Tuple[Optional[Tensor], ...
 for _name, _cpu, _fake in (("attention", _attention_cpu, _attention_fake),
                            ("attention_backward", _backward_cpu, _backward_fake),
                            ("weights", _weights_cpu, _weights_fake)):
-    _library.impl(_name, _cpu, "CPU")
+    _library.impl(_name, _cpu, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake("foci::" + _name, _fake, lib=_library)
 torch.library.register_autograd("foci::attention", _attention_autograd,
                                 setup_context=_attention_context, lib=_library)
