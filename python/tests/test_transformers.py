@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import pickle
 from typing import Any, Dict, List, Optional
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -269,6 +270,31 @@ def test_training_with_dropout_runs() -> None:
     assert torch.equal(run(model, inputs), first)
 
 
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "t5"])
+def test_bfloat16_is_as_near_as_eager(kind: str) -> None:
+    eager, ours = pair(kind, torch.float32)
+    inputs = inputs_of(kind, True)
+    with torch.no_grad():
+        want = run(eager, inputs)
+        theirs, got = run(eager.bfloat16(), inputs), run(ours.bfloat16(), inputs)
+    assert got.dtype == torch.bfloat16
+    assert (got - want).square().mean() < 1.5 * (theirs - want).square().mean()
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    _, ours = pair("llama")
+    inputs = inputs_of("llama", True)
+    grads = []
+    for checkpointing in (False, True):
+        ours.train().zero_grad()
+        if checkpointing:
+            getattr(ours, "activation_checkpointing_enable",
+                    ours.gradient_checkpointing_enable)()
+        run(ours, inputs).square().mean().backward()
+        grads.append(ours.model.layers[0].self_attn.q_proj.weight.grad)
+    assert_near(grads[1], grads[0], 1e-6)
+
+
 def test_a_compiled_model_gives_the_same() -> None:
     config = config_of("bert")
     config.num_hidden_layers = 1
@@ -365,6 +391,13 @@ def test_masks_that_are_no_rule_become_tensors() -> None:
         mask = make(**case)
         assert not isinstance(mask, PatternMask)
         assert torch.equal(mask, m.sdpa_mask(**case))
+
+
+def test_copies_of_a_rule_are_plain_tensors() -> None:
+    mask = PatternMask((2, 1, 3, 5), "cpu", past=2, causal=True)
+    for other in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask)), mask.clone()):
+        assert type(other) is torch.Tensor and torch.equal(other, mask.dense())
+    assert "True" in repr(mask)
 
 
 def test_nothing_masked_is_no_mask() -> None:

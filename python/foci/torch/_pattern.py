@@ -42,6 +42,8 @@ class PatternMask(torch.Tensor):
     padding: Optional[torch.Tensor]
     segments: Optional[torch.Tensor]
     _options: Optional[Dict[str, Any]]
+    # Operations come to __torch_dispatch__; without this, even asking for the shape is slow.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, shape: Tuple[int, int, int, int], device: Any, **_: Any) -> "PatternMask":
@@ -63,6 +65,12 @@ class PatternMask(torch.Tensor):
         def dense(x: Any) -> Any:
             return x.dense() if isinstance(x, PatternMask) else x
         return func(*tree_map(dense, args), **tree_map(dense, kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self.dense()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # a copy elsewhere is a plain tensor
+        return self.dense().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def dense(self) -> torch.Tensor:
         """The same mask as a plain tensor [B, 1, N, M]."""
