@@ -4,10 +4,10 @@
 // results never depend on the number of threads. A host program can cap the threads, hand in its
 // own executor, and end long calls before they are done.
 //
-// After fork() the child has none of its parent's threads. Where foci had run tasks on some, or on a
-// host's executor, the child forgets them and runs its tasks one after the other: num_threads() is 1
-// there, until set_num_threads or set_executor is called anew (then each loop starts threads of its
-// own). Other threads may be inside foci at a fork; the one that forks must not.
+// After fork() the child has none of its parent's threads. Where foci had run tasks on some, or on
+// a host's executor, the child forgets them and runs its tasks one after the other: num_threads()
+// is 1 there, until set_num_threads or set_executor is called anew (then each loop starts threads
+// of its own). Other threads may be inside foci at a fork; the one that forks must not.
 #pragma once
 
 #include <cstdint>

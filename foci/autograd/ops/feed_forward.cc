@@ -30,8 +30,8 @@ Var<T> feed_forward(Tape<T>& tape, const Var<T>& x, const Var<T>& w1, const Var<
           x.shape(), w1.shape());
   for (const auto& [bias, size] : {std::pair{&bias1, hidden}, std::pair{&bias2, outputs}}) {
     require(!bias->defined() || bias->shape() == Dims{size},
-            "feed_forward: bias of shape {} for {} outputs", bias->defined() ? bias->shape().str() : "",
-            size);
+            "feed_forward: bias of shape {} for {} outputs",
+            bias->defined() ? bias->shape().str() : "", size);
   }
   const Dims shape = with_last(x.shape(), outputs);
   require(!residual.defined() || residual.shape() == shape,

@@ -18,7 +18,8 @@ Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bia
   require(rows.width == inputs, "linear: input of shape {} for a weight of shape {}", x.shape(),
           w.shape());
   require(!bias.defined() || bias.shape() == Dims{outputs},
-          "linear: bias of shape {} for {} outputs", bias.defined() ? bias.shape().str() : "", outputs);
+          "linear: bias of shape {} for {} outputs", bias.defined() ? bias.shape().str() : "",
+          outputs);
   const Dims shape = with_last(x.shape(), outputs);
   require(!residual.defined() || residual.shape() == shape,
           "linear: residual of shape {} for a result of shape {}",
