@@ -153,10 +153,11 @@ bool describe_buffer(const char* name, nb::handle object, bool writable, Describ
   to.dtype = dtype_of_format(held->format, held->itemsize);
   to.bits = static_cast<int>(held->itemsize * 8);
   to.rank = held->ndim;
+  const Py_ssize_t size = std::max<Py_ssize_t>(1, held->itemsize);  // there are items of no bytes
   for (int d = 0; d < held->ndim; ++d) {
     to.shape.push_back(held->shape[d]);
-    to.whole = to.whole && held->strides[d] % held->itemsize == 0;
-    to.strides[static_cast<size_t>(d)] = held->strides[d] / std::max<Py_ssize_t>(1, held->itemsize);
+    to.whole = to.whole && held->strides[d] % size == 0;
+    to.strides[static_cast<size_t>(d)] = held->strides[d] / size;
   }
   to.owner = held;
   return true;

@@ -26,8 +26,6 @@ GRADIENTS = ("dq", "dk", "dv", "dbias", "dslopes", "dtable1d", "dtable2d", "dsco
 
 def statistics_bits(statistics: Union[str, Iterable[str]]) -> int:
     """The statistics as the engine wants them; -1 where none are asked for."""
-    if statistics == ():
-        return -1
     names = (statistics,) if isinstance(statistics, str) else statistics
     bits = 0
     if isinstance(names, (tuple, list, set, frozenset)):
@@ -39,8 +37,11 @@ def statistics_bits(statistics: Union[str, Iterable[str]]) -> int:
             bits |= _BITS[name]
         else:
             return bits
-    raise ValueError(f"statistics: {statistics!r} arrived, a list of names among "
-                     f"{', '.join(_BITS)} is right")
+        arrived = repr(statistics).splitlines()[0]
+    else:
+        arrived = type(statistics).__name__
+    raise ValueError(f"statistics: {arrived} arrived, a list of names among {', '.join(_BITS)} is "
+                     "right")
 
 
 def _columns(name: str, table: Array, rank: int) -> Sequence[int]:
@@ -162,8 +163,8 @@ class Outputs:
             [B, len(heads), len(rows), M] float32; memory for these rows alone is needed.
         """
         _, H, N = self.row_stat.shape
-        return self._core.weights(_indices("rows", rows, N),
-                                  _indices("heads", heads, H))  # type: ignore[return-value]
+        return self._core.weights(indices("rows", rows, N),
+                                  indices("heads", heads, H))  # type: ignore[return-value]
 
     def backward(self, dy: Optional[Array] = None, *, wanted: Sequence[str] = ("dq", "dk", "dv"),
                  drow_stat: Optional[Array] = None, dentropy: Optional[Array] = None,
@@ -194,18 +195,20 @@ def _names(name: str, values: Sequence[str]) -> list[str]:
     return list(values)
 
 
-def _indices(name: str, given: Optional[Sequence[int]], count: int) -> list[int]:
+def indices(name: str, given: Optional[Sequence[int]], count: int) -> list[int]:
+    """Numbers below count, negative ones counted from the end; all where None."""
     if given is None:
         return list(range(count))
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
         raise TypeError(f"{name}: {type(given).__name__} arrived, a list of numbers is right")
     result = []
     for i in given:
-        try:
-            n = i.__index__()
-        except AttributeError:
-            raise TypeError(f"{name}: {type(i).__name__} arrived, integers are right") from None
-        result.append(n + count if -count <= n < 0 else n)
+        if isinstance(i, bool) or not hasattr(i, "__index__"):
+            raise TypeError(f"{name}: {type(i).__name__} arrived, integers are right")
+        n = i.__index__()
+        if not -count <= n < count:
+            raise ValueError(f"{name}: {n} arrived, a number below {count} is right")
+        result.append(n + count if n < 0 else n)
     return result
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from . import _core
 
-__all__ = ["load", "load_metadata", "save", "verify"]
+__all__ = ["inspect", "load", "load_metadata", "save", "verify"]
 
 Path = Union[str, "os.PathLike[str]"]
 

@@ -425,3 +425,10 @@ def test_random_calls_do_not_crash():
         except (ValueError, TypeError) as error:
             assert ": " in str(error), error
     assert passed > 200
+
+
+@pytest.mark.parametrize("nothing", [(), [], set(), "", None])
+def test_no_statistics_asked_for_gives_y_alone(nothing):
+    q = torch.randn(1, 2, 3, 4)
+    assert torch.equal(foci.torch.attention(q, q, q, statistics=nothing),
+                       foci.torch.attention(q, q, q))

@@ -28,6 +28,8 @@ def good(**changes):
     ({"q": np.zeros((2, 4, 3, 8), np.int16)}, TypeError, "q: elements of 16 bits"),
     ({"q": np.zeros((2, 4, 3, 8), np.complex64)}, TypeError, "q: elements of 64 bits"),
     ({"q": np.array("text")}, TypeError, "q: "),
+    ({"q": np.ndarray((2, 4, 3, 8), "V0")}, TypeError, "q: elements of 0 bits"),
+    ({"q": np.ndarray((2, 4, 3, 8), "S0")}, TypeError, "q: elements of 0 bits"),
     ({"k": np.zeros((2, 2, 5, 7), F)}, ValueError, "k: "),
     ({"k": np.zeros((2, 3, 5, 8), F)}, ValueError, "Hk"),
     ({"v": np.zeros((2, 2, 4, 6), F)}, ValueError, "v: "),
@@ -58,6 +60,7 @@ def good(**changes):
     ({"q_segments": np.full((2, 3), 2**40)}, ValueError, "q_segments"),
     ({"statistics": ["entropie"]}, ValueError, "statistics"),
     ({"statistics": 5}, ValueError, "statistics"),
+    ({"statistics": np.zeros(3)}, ValueError, "statistics: ndarray arrived"),
     ({"spec": "softmax"}, TypeError, "spec: str arrived"),
 ])
 def test_names_the_argument(changes, kind, says):

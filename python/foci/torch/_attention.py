@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._attention import TENSORS, resolve, statistics_bits
+from .._attention import TENSORS, indices, resolve, statistics_bits
 from ..spec import Spec
 from . import _op
 from ._mask import BlockMask, mask_of
@@ -61,22 +61,7 @@ class Outputs:
         q, k, tensors, text = self._call
         B, H, N = self.row_stat.shape
         return torch.ops.foci.weights(  # type: ignore[no-any-return]
-            q, k, *tensors, self.row_stat.detach(), text, _indices("rows", rows, N),
-            _indices("heads", heads, H))
-
-
-def _indices(name: str, given: Optional[Sequence[int]], count: int) -> List[int]:
-    if given is None:
-        return list(range(count))
-    result = []
-    for i in given:
-        if isinstance(i, bool) or not hasattr(i, "__index__"):
-            raise TypeError(f"{name}: {type(i).__name__} arrived, integers are right")
-        n = int(i)
-        if not -count <= n < count:
-            raise ValueError(f"{name}: {n} arrived, a number below {count} is right")
-        result.append(n + count if n < 0 else n)
-    return result
+            q, k, *tensors, self.row_stat.detach(), text, indices("rows", rows, N), indices("heads", heads, H))
 
 
 # ---- eager mode -----------------------------------------------------------------------------------
@@ -141,6 +126,7 @@ def _named(statistics: int) -> Tuple[str, ...]:
 
 _given = functools.lru_cache(maxsize=64)(_named)
 
+
 def _plain(*tensors: Any) -> bool:
     """Whether nothing but the CPU looks at these tensors: no compiler, tracer, mode or subclass."""
     if (_dispatch_modes() or _peek_functorch() is not None or _tracing() is not None):
@@ -160,9 +146,10 @@ _ROW_STAT = 16  # a bit that asks for Outputs without a statistic of its own
 
 
 def _bits(statistics: Union[str, Iterable[str]]) -> int:
-    if statistics is None or (isinstance(statistics, (str, tuple, list)) and not statistics):
+    if statistics is None or (isinstance(statistics, str) and not statistics):
         return 0
-    return statistics_bits(statistics) | _ROW_STAT
+    bits = statistics_bits(statistics)
+    return 0 if bits < 0 else bits | _ROW_STAT
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,

@@ -60,7 +60,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             else:
                 self.register_buffer(name, value, persistent=False)
         # Unknown options and wrong values are refused here, not in the first call.
-        Spec(**{name: value for name, value in self._options.items()})
+        Spec(**self._options)
 
     def _reset_parameters(self) -> None:
         # False keeps TransformerEncoderLayer from going around forward, and so around the options.
