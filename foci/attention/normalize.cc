@@ -108,7 +108,7 @@ plain::Sight sight_of(int64_t columns, std::vector<uint8_t>& seen, F&& take) {
 Tensor normalize(const Normalizer& normalizer, const Tensor& scores) {
   check_normalizer(normalizer);
   check_rows("scores", scores);
-  const Tensor weights = Tensor::empty(scores.shape(), scores.dtype());
+  Tensor weights = Tensor::empty(scores.shape(), scores.dtype());
   const Rows from(scores), to(weights);
   const int64_t columns = scores.dim(-1), width = plain::round_up(columns, kLanes);
   const kernels::RowKernels& kernels = kernels::row_kernels(current_target());
@@ -129,11 +129,10 @@ Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
   check_rows("weights", weights);
   check_rows("dweights", dweights);
   require(dweights.shape() == weights.shape(),
-          "dweights: shape {} given, {} as of weights is right", dweights.shape().str(),
-          weights.shape().str());
+          "dweights: shape {} given, {} as of weights is right", dweights.shape(), weights.shape());
   require(dweights.dtype() == weights.dtype(), "dweights: {} given, {} as of weights is right",
           name_of(dweights.dtype()), name_of(weights.dtype()));
-  const Tensor dscores = Tensor::empty(weights.shape(), weights.dtype());
+  Tensor dscores = Tensor::empty(weights.shape(), weights.dtype());
   const Rows from(weights), upstream(dweights), to(dscores);
   const int64_t columns = weights.dim(-1), width = plain::round_up(columns, kLanes);
   const kernels::RowKernels& kernels = kernels::row_kernels(current_target());

@@ -123,6 +123,17 @@ void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
   }
 }
 
+AttentionShape shape_of(const AttentionInputs& in) {
+  return {.B = in.q.dim(0),
+          .H = in.q.dim(1),
+          .Hk = in.k.dim(1),
+          .N = in.q.dim(2),
+          .M = in.k.dim(2),
+          .D = in.q.dim(3),
+          .Dv = in.v.dim(3),
+          .dtype = in.q.dtype()};
+}
+
 Plan Plan::make(const AttentionSpec& spec, const AttentionShape& shape,
                 const PlanOptions& options) {
   validate(spec);

@@ -25,6 +25,9 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
+// The shape that q, k and v say, of four dimensions each; q's dtype.
+FOCI_API AttentionShape shape_of(const AttentionInputs& inputs);
+
 enum class Implementation : uint8_t {
   plain,  // unfused: GEMM and row operators over an N×M score matrix; covers every option
   fused   // Highway kernels, memory linear in N + M

@@ -77,7 +77,7 @@ AttentionInputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle t
   return in;
 }
 
-AttentionShape shape_of(const AttentionInputs& in) {
+AttentionShape checked_shape(const AttentionInputs& in) {
   const auto check = [](const char* name, const Tensor& t, const char* letters) {
     require(t.defined(), "{}: None arrived, an array {} is right", name, letters);
     require(t.rank() == 4, "{}: shape {} arrived, four dimensions {} are right", name, t.shape(),
@@ -86,14 +86,7 @@ AttentionShape shape_of(const AttentionInputs& in) {
   check("q", in.q, "[B, H, N, D]");
   check("k", in.k, "[B, Hk, M, D]");
   check("v", in.v, "[B, Hk, M, Dv]");
-  return {.B = in.q.dim(0),
-          .H = in.q.dim(1),
-          .Hk = in.k.dim(1),
-          .N = in.q.dim(2),
-          .M = in.k.dim(2),
-          .D = in.q.dim(3),
-          .Dv = in.v.dim(3),
-          .dtype = in.q.dtype()};
+  return shape_of(in);
 }
 
 // Pairs of query and key over batch and heads, visible or not.
@@ -101,15 +94,6 @@ double pairs_of(const AttentionInputs& in) {
   double n = static_cast<double>(in.k.dim(2));
   for (int d = 0; d < 3; ++d) n *= static_cast<double>(in.q.dim(d));
   return n;
-}
-
-Statistics statistics_of(unsigned bits) {
-  Statistics s;
-  for (const Statistic one :
-       {Statistic::entropy, Statistic::max_weight, Statistic::support, Statistic::coverage}) {
-    if (bits >> static_cast<unsigned>(one) & 1u) s.add(one);
-  }
-  return s;
 }
 
 // ---- outputs --------------------------------------------------------------------------------
@@ -146,7 +130,7 @@ AttentionOutputs outputs_in(const char* what, nb::handle given) {
 struct Outputs {
   Bound bound;
   AttentionOutputs out;
-  double pairs;
+  double pairs;                               // of query and key, as of pairs_of
   std::array<nb::object, kOutputs> arrays{};  // made when asked for
 
   nb::object array(size_t i) {
@@ -159,7 +143,7 @@ Outputs attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v
                   nb::handle tensors, unsigned statistics, nb::handle into) {
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   AttentionOutputs out = outputs_in("into", into);
-  const Bound bound = spec.plan(shape_of(in), statistics_of(statistics)).bind(in);
+  const Bound bound = spec.plan(checked_shape(in), statistics_of(statistics)).bind(in);
   without_gil(pairs_of(in), [&] { bound.forward(out); });
   return {bound, out, pairs_of(in)};
 }
@@ -267,7 +251,7 @@ Arrays attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb::
                           nb::handle upstream, const std::vector<std::string>& wanted,
                           nb::handle into) {
   const AttentionInputs in = inputs_of(q, k, v, tensors);
-  const Bound bound = spec.plan(shape_of(in), statistics_of(statistics)).bind(in);
+  const Bound bound = spec.plan(checked_shape(in), statistics_of(statistics)).bind(in);
   AttentionOutputs out;
   for_items("saved", saved, [&](const std::string& name, nb::handle value) {
     if (name == "ordinary") {
@@ -297,7 +281,7 @@ nb::object weights_from(const HeldSpec& spec, nb::handle q, nb::handle k, nb::ha
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   AttentionOutputs saved;
   saved.row_stat = tensor_of("row_stat", row_stat);
-  return weights({spec.plan(shape_of(in), {}).bind(in), saved}, rows, heads);
+  return weights({spec.plan(checked_shape(in), {}).bind(in), saved, pairs_of(in)}, rows, heads);
 }
 
 }  // namespace
@@ -331,7 +315,7 @@ void bind_attention(nb::module_& m) {
   m.def(
       "explain",
       [](const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v) {
-        return spec.plan(shape_of(inputs_of(q, k, v, nb::none())), {}).explain();
+        return spec.plan(checked_shape(inputs_of(q, k, v, nb::none())), {}).explain();
       },
       nb::arg("spec"), nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none());
 }

@@ -4,10 +4,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "foci/attention/kv_cache.h"
 #include "foci/core/error.h"
 #include "foci/python/arrays.h"
 #include "foci/python/bindings.h"
+#include "foci/python/interrupt.h"
 #include "foci/python/spec.h"
 
 namespace foci::python {
@@ -44,8 +47,18 @@ AttentionInputs tables_of(nb::handle slopes, nb::handle table1d, nb::handle scor
   return in;
 }
 
+// Pairs of query and key at most.
+double pairs_of(const KvCache& cache, const Tensor& q) {
+  int64_t longest = 0;
+  for (int64_t s = 0; s < cache.shape().sequences; ++s) {
+    longest = std::max(longest, cache.length(s));
+  }
+  const int64_t depth = std::max<int64_t>(1, cache.shape().D);
+  return static_cast<double>(q.numel() / depth) * static_cast<double>(longest);
+}
+
 nb::typed<nb::dict, nb::str, nb::object> attend(const KvCache& cache, const HeldSpec& spec,
-                                                nb::handle q, unsigned statistics, nb::handle y,
+                                                nb::handle q, unsigned statistics,
                                                 const std::vector<int64_t>& sequences,
                                                 const std::vector<int64_t>& counts,
                                                 nb::handle slopes, nb::handle table1d,
@@ -54,28 +67,15 @@ nb::typed<nb::dict, nb::str, nb::object> attend(const KvCache& cache, const Held
   require(queries.defined(), "q: None arrived, an array [E, H, n, D] is right");
   const AttentionInputs tables = tables_of(slopes, table1d, score_w);
   AttentionSpec asked = spec.spec();
-  for (const Statistic s :
-       {Statistic::entropy, Statistic::max_weight, Statistic::support, Statistic::coverage}) {
-    if (statistics >> static_cast<unsigned>(s) & 1u) asked.statistics.add(s);
-  }
-  const Tensor given = writable_tensor_of("y", y);
+  asked.statistics = statistics_of(statistics);
   AttentionOutputs out;
-  {
-    const nb::gil_scoped_release free;
-    out = cache.attend(asked, queries, tables, rows_of(sequences, counts));
-  }
+  without_gil(pairs_of(cache, queries),
+              [&] { out = cache.attend(asked, queries, tables, rows_of(sequences, counts)); });
   nb::typed<nb::dict, nb::str, nb::object> result;
   const auto put = [&](const char* name, const Tensor& t) {
     if (t.defined()) result[name] = array_of(t);
   };
-  if (given.defined()) {
-    require(given.shape() == out.y.shape(), "y: shape {} arrived, {} is right", given.shape(),
-            out.y.shape());
-    given.copy_from(out.y);
-    result["y"] = nb::borrow(y);
-  } else {
-    put("y", out.y);
-  }
+  put("y", out.y);
   put("row_stat", out.row_stat);
   put("entropy", out.entropy);
   put("max_weight", out.max_weight);
@@ -105,7 +105,7 @@ void bind_cache(nb::module_& m) {
       .def("append", &append, nb::arg("k").none(), nb::arg("v").none(), nb::arg("sequences"),
            nb::arg("counts"))
       .def("attend", &attend, nb::arg("spec"), nb::arg("q").none(), nb::arg("statistics"),
-           nb::arg("y").none(), nb::arg("sequences"), nb::arg("counts"), nb::arg("slopes").none(),
+           nb::arg("sequences"), nb::arg("counts"), nb::arg("slopes").none(),
            nb::arg("table1d").none(), nb::arg("score_w").none())
       .def("position", &KvCache::position, nb::arg("sequence"))
       .def("first", &KvCache::first, nb::arg("sequence"))

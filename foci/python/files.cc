@@ -11,6 +11,7 @@
 #include "foci/io/safetensors.h"
 #include "foci/python/arrays.h"
 #include "foci/python/bindings.h"
+#include "foci/python/interrupt.h"
 #include "foci/report/report.h"
 #include "foci/verify/verify.h"
 
@@ -54,11 +55,14 @@ void save(const std::string& path, nb::typed<nb::dict, nb::str, nb::object> tens
 std::string inspect(const std::string& model, const std::vector<std::string>& images,
                     const std::string& report) {
   require(!images.empty(), "images: none arrived, at least one picture is right");
-  const nb::gil_scoped_release free;
-  if (!report.empty()) cli::check_writable("report", report);
-  const cli::Pictures pictures = cli::look_at(model, images);
-  if (!report.empty()) report::write_report(report, cli::report_of(pictures, model));
-  return cli::looks_json(pictures, report);
+  std::string json;
+  without_gil(kLong, [&] {
+    if (!report.empty()) cli::check_writable("report", report);
+    const cli::Pictures pictures = cli::look_at(model, images);
+    if (!report.empty()) report::write_report(report, cli::report_of(pictures, model));
+    json = cli::looks_json(pictures, report);
+  });
+  return json;
 }
 
 nb::typed<nb::dict, nb::str, nb::object> verify(const std::vector<std::string>& paths,
@@ -78,10 +82,7 @@ nb::typed<nb::dict, nb::str, nb::object> verify(const std::vector<std::string>& 
         *implementation == "plain" ? Implementation::plain : Implementation::fused;
   }
   VerifyReport report;
-  {
-    const nb::gil_scoped_release free;
-    report = verify_paths({paths.begin(), paths.end()}, options);
-  }
+  without_gil(kLong, [&] { report = verify_paths({paths.begin(), paths.end()}, options); });
   nb::list failures, unreadable;
   for (const VerifyFailure& f : report.failures) {
     nb::dict one;

@@ -8,6 +8,9 @@
 
 namespace foci::python {
 
+// Of calls that may take long whatever their sizes.
+inline constexpr double kLong = 1e300;
+
 // Runs work() without the GIL; now and then Python's signal handlers get their turn, and what they
 // raise ends the call and is raised from it. `pairs` of query and key below which no one waits long
 // enough to press keys: then nobody asks.

@@ -17,6 +17,15 @@ namespace foci::python {
 
 namespace nb = nanobind;
 
+Statistics statistics_of(unsigned bits) {
+  Statistics s;
+  for (const Statistic one :
+       {Statistic::entropy, Statistic::max_weight, Statistic::support, Statistic::coverage}) {
+    if (bits >> static_cast<unsigned>(one) & 1u) s.add(one);
+  }
+  return s;
+}
+
 Plan HeldSpec::plan(const AttentionShape& shape, Statistics statistics) const {
   const SimdTarget target = current_target();
   const std::lock_guard lock(mutex_);

@@ -10,6 +10,10 @@
 
 namespace foci::python {
 
+// The statistics of a number of bits, as python/foci/_attention.py makes them: bit n is the
+// Statistic of that number.
+Statistics statistics_of(unsigned bits);
+
 // Immutable. Plans depend on the spec, the shape and the statistics, so the last ones are kept: a
 // call of Python's then costs what bind and forward cost.
 class HeldSpec {

@@ -17,21 +17,14 @@ void require_rank_4(const Tensor& t, const char* name, const char* letters) {
   require(t.rank() == 4, "{}: shape {} given, {} is needed", name, t.shape(), letters);
 }
 
-AttentionShape shape_of(const AttentionInputs& in) {
+AttentionShape checked_shape(const AttentionInputs& in) {
   require_rank_4(in.q, "q", "[B, H, N, D]");
   require_rank_4(in.k, "k", "[B, Hk, M, D]");
   require_rank_4(in.v, "v", "[B, Hk, M, Dv]");
   // The plan would speak of its shape's dtype, which is q's.
   require(is_floating(in.q.dtype()), "q: {} given, a floating type is needed",
           name_of(in.q.dtype()));
-  return {.B = in.q.dim(0),
-          .H = in.q.dim(1),
-          .Hk = in.k.dim(1),
-          .N = in.q.dim(2),
-          .M = in.k.dim(2),
-          .D = in.q.dim(3),
-          .Dv = in.v.dim(3),
-          .dtype = in.q.dtype()};
+  return shape_of(in);
 }
 
 void require_bounded(const AttentionShape& s, int64_t most_pairs) {
@@ -62,7 +55,7 @@ AttentionRequest for_engine(const AttentionRequest& request) {
 std::optional<Answer> run_attention(const AttentionRequest& request, Implementation implementation,
                                     SimdTarget target) {
   const AttentionRequest r = for_engine(request);
-  const AttentionShape shape = shape_of(r.in);
+  const AttentionShape shape = checked_shape(r.in);
   require_bounded(shape, kMostPairs);
   // Invalid requests are refused here, whatever the implementation; what it alone refuses, it does
   // not serve.
@@ -117,7 +110,7 @@ Tensor oracle_scores(const AttentionRequest& r) {
 }
 
 Answer ask_oracle(const AttentionRequest& r) {
-  require_bounded(shape_of(r.in), kMostOraclePairs);
+  require_bounded(checked_shape(r.in), kMostOraclePairs);
   const reference::Forward f = reference::attention_forward(r.spec, r.in);
   Answer a{.out = f.out, .weights = f.weights};
   if (r.scores) a.scores = oracle_scores(r);

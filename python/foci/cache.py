@@ -101,7 +101,7 @@ class Cache:
                 raise ValueError(f"{name}: a cache reads no array that is laid out by key")
         bits = statistics_bits(statistics)
         got = self._core.attend(
-            spec._held, q, max(bits, 0), None,
+            spec._held, q, max(bits, 0),
             _sizes("sequences", sequences), _sizes("counts", counts), arrays.get("slopes"),
             arrays.get("table1d"), arrays.get("score_w"))
         return got["y"] if bits < 0 else CacheOutputs(**got)  # type: ignore[arg-type]

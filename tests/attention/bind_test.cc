@@ -339,7 +339,7 @@ TEST(Ranges, AreThePairsThatTheMasksAllow) {
   for (uint64_t n = 0; n < 3000 && !HasFailure(); ++n) {
     const testing::SweepCase c = masks_only(n);
     SCOPED_TRACE(c.text);
-    const AttentionShape s = testing::shape_of(c.in);
+    const AttentionShape s = shape_of(c.in);
     const Problem p = make_problem(c.spec, s, SimdTarget::baseline, testing::strided(c.in));
     const Tensor allowed = reference::attention_forward(c.spec, c.in).allowed;
     scattered += p.mask.scattered;
@@ -366,7 +366,7 @@ TEST(Ranges, AreThePairsThatTheMasksAllow) {
 }
 
 KeyMask ranges(const AttentionSpec& spec, const AttentionInputs& in) {
-  return make_problem(spec, testing::shape_of(in), SimdTarget::baseline, in).mask;
+  return make_problem(spec, shape_of(in), SimdTarget::baseline, in).mask;
 }
 
 TEST(Ranges, HugeWindowsDoNotOverflow) {

@@ -42,14 +42,7 @@ TEST(AttentionFork, AChildGivesTheSameBits) {
   set_num_threads(3);
   const SweepCase c = a_case();
   const AttentionInputs& in = c.in;
-  const AttentionShape shape{.B = in.q.dim(0),
-                             .H = in.q.dim(1),
-                             .Hk = in.k.dim(1),
-                             .N = in.q.dim(2),
-                             .M = in.k.dim(2),
-                             .D = in.q.dim(3),
-                             .Dv = in.v.dim(3)};
-  const Plan plan = Plan::make(c.spec, shape, {.implementation = Implementation::fused});
+  const Plan plan = Plan::make(c.spec, shape_of(in), {.implementation = Implementation::fused});
   const Bound bound = plan.bind(in);
   const AttentionOutputs out = bound.forward();
   const AttentionGradients gradients = bound.backward(out, c.up, kWanted);

@@ -52,17 +52,6 @@ AttentionInputs strided(const AttentionInputs& in) {
   return s;
 }
 
-AttentionShape shape_of(const AttentionInputs& in) {
-  return {.B = in.q.dim(0),
-          .H = in.q.dim(1),
-          .Hk = in.k.dim(1),
-          .N = in.q.dim(2),
-          .M = in.k.dim(2),
-          .D = in.q.dim(3),
-          .Dv = in.v.dim(3),
-          .dtype = in.q.dtype()};
-}
-
 std::vector<Normalizer> every_normalizer() {
   return {Softmax{}, Sparsemax{}, Entmax{1.5}, Entmax{1.2}, Entmax{3}, TopK{5}};
 }

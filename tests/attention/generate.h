@@ -23,8 +23,6 @@ SweepCase attention_case(uint64_t n, DType dtype = DType::f32, const SweepLimits
 AttentionInputs strided(const AttentionInputs& in);
 Tensor strided_heads(const Tensor& t);
 
-AttentionShape shape_of(const AttentionInputs& in);
-
 // One of each path through the kernels.
 std::vector<Normalizer> every_normalizer();
 std::string text_of(const Normalizer& normalizer);

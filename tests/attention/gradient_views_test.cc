@@ -73,7 +73,7 @@ TEST(GradientViews, HoldTheSameBitsForEverySpec) {
       const uint64_t cases = dtype == DType::f32 ? 160 : 40;
       for (uint64_t n = 0; n < cases; ++n) {
         const testing::SweepCase c = testing::attention_case(n, dtype);
-        const AttentionShape shape = testing::shape_of(c.in);
+        const AttentionShape shape = shape_of(c.in);
         const Bound bound =
             Plan::make(c.spec, shape, {.implementation = implementation}).bind(c.in);
         EXPECT_EQ(difference(bound, shape, c.up, static_cast<int64_t>(n % 3)), "")

@@ -203,7 +203,7 @@ AttentionOutputs at_once(const AttentionSpec& spec, const Setting& s, const Plan
   AttentionInputs in = s.tables;
   in.q = s.q, in.k = s.k, in.v = s.v;
   if (bias_align(spec) == Align::past) in.past_lengths = Tensor::zeros({s.q.dim(0)}, DType::i64);
-  return Plan::make(spec, testing::shape_of(in), options).bind(in).forward();
+  return Plan::make(spec, shape_of(in), options).bind(in).forward();
 }
 
 void expect_rows(const AttentionOutputs& part, const AttentionOutputs& whole, int64_t at) {

@@ -131,7 +131,7 @@ struct Peaks {
 
 // Runs forward and backward once and compares with what the plan says.
 Peaks measure(const Problem& p, const std::string& name, SimdTarget target) {
-  const Plan plan = Plan::make(p.spec, testing::shape_of(p.in), {Implementation::fused, target});
+  const Plan plan = Plan::make(p.spec, shape_of(p.in), {Implementation::fused, target});
   const AttentionShape& s = plan.shape();
   Rng rng(1);
   const AttentionUpstream up{.dy = random_normal(rng, {s.B, s.H, s.N, s.Dv}).to(s.dtype)};

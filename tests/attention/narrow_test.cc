@@ -44,7 +44,7 @@ struct Rows {
 
 // Every strip of a problem both ways, the narrow one in pieces of 1, 2, 3 … rows.
 int compare(const AttentionSpec& spec, const AttentionInputs& in, SimdTarget target) {
-  const Problem p = make_problem(spec, testing::shape_of(in), target, in);
+  const Problem p = make_problem(spec, shape_of(in), target, in);
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(target);
   const fused::Operands operands = fused::operands_of(p);
   const kernels::RowMap map = fused::row_map_of(spec);
@@ -131,10 +131,7 @@ TEST(Narrow, StepsOverWhatIsMasked) {
                        .key_lengths = Tensor::full({1}, kM / 2, DType::i64)};
     const AttentionSpec spec{.masks = {KeyLengths{}}};
     const auto y = [&] {
-      return Plan::make(spec, testing::shape_of(in), {Implementation::fused, target})
-          .bind(in)
-          .forward()
-          .y;
+      return Plan::make(spec, shape_of(in), {Implementation::fused, target}).bind(in).forward().y;
     };
     const Tensor good = y();
     in.k.slice(2, kM / 2, kM).fill(std::nan(""));

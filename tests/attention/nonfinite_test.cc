@@ -27,7 +27,7 @@ class NonFinite : public ::testing::TestWithParam<Implementation> {
   // Each case of a sweep on another target.
   Bound bind_it(uint64_t n, const AttentionSpec& spec, const AttentionInputs& in) const {
     const auto& targets = supported_targets();
-    return Plan::make(spec, testing::shape_of(in),
+    return Plan::make(spec, shape_of(in),
                       {.implementation = GetParam(), .target = targets[n % targets.size()]})
         .bind(in);
   }

@@ -27,7 +27,7 @@ class Implemented : public ::testing::TestWithParam<Implementation> {
  protected:
   Bound bind_it(const AttentionSpec& spec, const AttentionInputs& in,
                 SimdTarget target = current_target()) const {
-    return Plan::make(spec, testing::shape_of(in), {.implementation = GetParam(), .target = target})
+    return Plan::make(spec, shape_of(in), {.implementation = GetParam(), .target = target})
         .bind(in);
   }
 };

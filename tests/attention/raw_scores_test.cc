@@ -45,7 +45,7 @@ Tensor expected(const SweepCase& c, ScoreStage stage) {
 }
 
 Bound bind(const SweepCase& c, const AttentionInputs& in, SimdTarget target) {
-  return Plan::make(c.spec, testing::shape_of(c.in), {.target = target}).bind(in);
+  return Plan::make(c.spec, shape_of(c.in), {.target = target}).bind(in);
 }
 
 void sweep(uint64_t first, int cases, DType dtype, const SweepLimits& limits) {
@@ -104,7 +104,7 @@ TEST(RawScores, HiddenKeysAreNotRead) {
   in.k.slice(2, 1, 2).fill(std::numeric_limits<double>::quiet_NaN());
   in.key_lengths = Tensor::from<int64_t>({1}, {1});
   const AttentionSpec spec{.scale = 1.0, .masks = {KeyLengths{}}};
-  const Bound bound = Plan::make(spec, testing::shape_of(in)).bind(in);
+  const Bound bound = Plan::make(spec, shape_of(in)).bind(in);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const auto rows = [](double a, double b) {
     return Tensor::from<double>({a, b, a, b}, {1, 1, 2, 2});
@@ -132,7 +132,7 @@ TEST(RawScores, EmptySizes) {
     const AttentionInputs in{.q = Tensor::zeros({1, 2, N, 4}),
                              .k = Tensor::zeros({1, 2, M, 4}),
                              .v = Tensor::zeros({1, 2, M, 4})};
-    const Bound bound = Plan::make({}, testing::shape_of(in)).bind(in);
+    const Bound bound = Plan::make({}, shape_of(in)).bind(in);
     for (ScoreStage stage : kStages) {
       EXPECT_EQ(raw_scores(bound, stage).shape(), Dims({1, 2, N, M}));
     }
@@ -145,7 +145,7 @@ TEST(RawScores, RefuseMoreThanCanBeAddressed) {
   const AttentionInputs in{.q = Tensor::zeros({1, n, n, 0}),
                            .k = Tensor::zeros({1, 1, n, 0}),
                            .v = Tensor::zeros({1, 1, n, 0})};
-  const Bound bound = Plan::make({}, testing::shape_of(in)).bind(in);
+  const Bound bound = Plan::make({}, shape_of(in)).bind(in);
   EXPECT_EQ(testing::refusal([&] { raw_scores(bound, ScoreStage::scaled); }),
             "shape: scores [B, H, N, M] of sizes [1, 1048576, 1048576, 1048576] has more elements "
             "than memory can be addressed");

@@ -16,14 +16,8 @@ using testing::sweep_case;
 TEST(MeasureAttention, DrawsInputsForEverySpec) {
   for (uint64_t n = 0; n < 300; ++n) {
     const testing::SweepCase c = sweep_case(n, DType::f32);
-    const AttentionShape shape{.B = c.in.q.dim(0),
-                               .H = c.in.q.dim(1),
-                               .Hk = c.in.k.dim(1),
-                               .N = c.in.q.dim(2),
-                               .M = c.in.k.dim(2),
-                               .D = c.in.q.dim(3),
-                               .Dv = c.in.v.dim(3),
-                               .dtype = n % 3 == 0 ? DType::f16 : DType::f32};
+    AttentionShape shape = shape_of(c.in);
+    if (n % 3 == 0) shape.dtype = DType::f16;
     SCOPED_TRACE(c.text);
     EXPECT_NO_THROW(Plan::make(c.spec, shape).bind(random_inputs(c.spec, shape, n)).forward());
     EXPECT_GT(bytes_needed({.spec = c.spec, .shape = shape}), 0);

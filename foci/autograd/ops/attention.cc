@@ -27,14 +27,7 @@ Tensor split_heads(const Tensor& x, int64_t heads, int64_t shown) {
 struct FloatEngine {
   Bound bound;
   static FloatEngine make(const AttentionSpec& spec, const AttentionInputs& in) {
-    return {Plan::make(spec, {.B = in.q.dim(0),
-                              .H = in.q.dim(1),
-                              .Hk = in.k.dim(1),
-                              .N = in.q.dim(2),
-                              .M = in.k.dim(2),
-                              .D = in.q.dim(3),
-                              .Dv = in.v.dim(3)})
-                .bind(in)};
+    return {Plan::make(spec, shape_of(in)).bind(in)};
   }
   double visible_pairs() const { return static_cast<double>(bound.visible_pairs()); }
   void forward(AttentionOutputs& out) const { bound.forward(out); }
