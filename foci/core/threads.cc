@@ -49,11 +49,18 @@ struct InterruptScope::Call {
   bool stop();
 };
 
+// Where the loops of a thread run that is inside a scope.
+struct ExecutorScope::Host {
+  std::shared_ptr<const Executor> executor;
+  int threads;
+};
+
 namespace {
 
 using Task = std::function<void(int64_t)>;
 using Arena = std::shared_ptr<tbb::task_arena>;
 using Call = InterruptScope::Call;
+using Host = ExecutorScope::Host;
 
 struct State {
   int threads = 1;
@@ -85,6 +92,8 @@ void forget_threads() {
 
 thread_local Call* current = nullptr;
 thread_local bool on_own_threads = false;
+thread_local const Host* host = nullptr;
+constinit const Host in_a_task = {.executor = nullptr, .threads = 1};
 
 // What the thread sanitiser must be told: oneTBB is not built for it, so it does not see that a
 // task begins after its call and ends before it. (This file is built without it, for TBB's
@@ -101,14 +110,20 @@ void acquire(char&) {}
 void release(char&) {}
 #endif
 
-// How a loop runs: by the executor, in the arena, or on so many threads of its own.
+// How a loop runs: by an executor (a scope's, whose tasks do not share out further, or
+// everybody's), in the arena, or on so many threads of its own.
 struct Way {
+  std::shared_ptr<const Executor> scoped{};
   std::shared_ptr<const Executor> executor{};
   Arena arena{};
   int own_threads = 1;
 };
 
 Way way_of(int64_t count, Call* call) {
+  if (host) {
+    if (host->threads == 1 || count == 1) return {};
+    return {.scoped = host->executor};
+  }
   const std::lock_guard lock(mutex);
   State& s = state();
   if (s.executor) return {.executor = s.executor};
@@ -133,6 +148,7 @@ Way way_of(int64_t count, Call* call) {
 // when the caller has it.
 class FirstError {
  public:
+  bool taken() const { return taken_.load(std::memory_order_relaxed); }
   // False where task(i) threw.
   bool run(const Task& task, int64_t i) {
     try {
@@ -200,8 +216,34 @@ void run_in_arena(tbb::task_arena& arena, int64_t count, const Task& task) {
   error.rethrow();
 }
 
+// Sets a thread-local pointer while it lives.
+template <class T>
+class Within {
+ public:
+  Within(T*& place, T* value) : place_(place), before_(std::exchange(place, value)) {}
+  ~Within() { place_ = before_; }
+  Within(const Within&) = delete;
+  Within& operator=(const Within&) = delete;
+
+ private:
+  T*& place_;
+  T* before_;
+};
+
+void run_in_scope(const Executor& executor, int64_t count, const Task& task) {
+  FirstError error;
+  executor(count, [&](int64_t i) {
+    if (error.taken()) return;
+    const Within inside(host, &in_a_task);
+    error.run(task, i);
+  });
+  error.rethrow();
+}
+
 void run(const Way& way, int64_t count, const Task& task) {
-  if (way.executor) {
+  if (way.scoped) {
+    run_in_scope(*way.scoped, count, task);
+  } else if (way.executor) {
     (*way.executor)(count, task);
   } else if (way.arena) {
     run_in_arena(*way.arena, count, task);
@@ -211,18 +253,6 @@ void run(const Way& way, int64_t count, const Task& task) {
     for (int64_t i = 0; i < count; ++i) task(i);
   }
 }
-
-// Sets `current` while it lives.
-class Within {
- public:
-  explicit Within(Call* call) : before_(std::exchange(current, call)) {}
-  ~Within() { current = before_; }
-  Within(const Within&) = delete;
-  Within& operator=(const Within&) = delete;
-
- private:
-  Call* before_;
-};
 
 // While it lives the call runs; then its arena waits for the next one.
 class Running {
@@ -254,7 +284,7 @@ class Running {
 void run_in_call(Call& call, int64_t count, const Task& task) {
   const Way way = way_of(count, &call);
   run(way, count, [&](int64_t i) {
-    const Within within(&call);
+    const Within within(current, &call);
     if (!call.stop()) {
       try {
         return task(i);
@@ -275,7 +305,8 @@ bool InterruptScope::Call::stop() {
   if (stopped.load(std::memory_order_relaxed)) return true;
   if (std::this_thread::get_id() != owner || Clock::now() < next) return false;
   {
-    const Within none(nullptr);  // what `asked` calls is not part of the call
+    const Within none(current,
+                      static_cast<Call*>(nullptr));  // what `asked` calls is not part of the call
     if (asked()) stopped = true;
   }
   next = Clock::now() + kPause;
@@ -290,6 +321,18 @@ InterruptScope::InterruptScope(std::function<bool()> asked)
 
 InterruptScope::~InterruptScope() {
   current = outer_;
+}
+
+ExecutorScope::ExecutorScope(std::shared_ptr<const Executor> executor, int threads)
+    : host_(new Host{.executor = std::move(executor), .threads = threads}), outer_(host) {
+  require(threads >= 1, "threads: {} given, at least 1 is needed", threads);
+  require(host_->executor != nullptr && *host_->executor != nullptr,
+          "executor: none given, one that runs tasks is needed");
+  host = host_.get();
+}
+
+ExecutorScope::~ExecutorScope() {
+  host = outer_;
 }
 
 void set_num_threads(int n) {
@@ -309,6 +352,7 @@ void set_num_threads(int n) {
 }
 
 int num_threads() {
+  if (host) return host->threads;
   const std::lock_guard lock(mutex);
   State& s = state();
   return s.threads;

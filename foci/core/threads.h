@@ -29,6 +29,25 @@ FOCI_API int num_threads();
 // Replaces the executor (oneTBB by default; an empty function restores it).
 FOCI_API void set_executor(Executor executor);
 
+// While one lives, loops of the thread that made it run on `executor`, and num_threads() is
+// `threads` there: for hosts whose pools belong to some of their calls only. Loops inside its tasks
+// stay on their thread, and the executor sees no exception of a task. With 1 thread nothing is
+// executed elsewhere. Scopes may lie within each other: the innermost counts. A scope ends on the
+// thread that made it, which must not fork meanwhile. Throws ArgumentError below 1 thread.
+class FOCI_API ExecutorScope {
+ public:
+  ExecutorScope(std::shared_ptr<const Executor> executor, int threads);
+  ~ExecutorScope();
+  ExecutorScope(const ExecutorScope&) = delete;
+  ExecutorScope& operator=(const ExecutorScope&) = delete;
+
+  struct Host;  // private
+
+ private:
+  std::unique_ptr<Host> host_;
+  const Host* outer_;
+};
+
 // Runs task(i) for i in [0, count). An exception from a task reaches the caller.
 FOCI_API void parallel_for(int64_t count, const std::function<void(int64_t)>& task);
 

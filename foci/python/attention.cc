@@ -10,6 +10,7 @@
 #include "foci/core/error.h"
 #include "foci/python/arrays.h"
 #include "foci/python/bindings.h"
+#include "foci/python/host_pool.h"
 #include "foci/python/interrupt.h"
 #include "foci/python/spec.h"
 
@@ -141,6 +142,7 @@ struct Outputs {
 
 Outputs attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
                   nb::handle tensors, unsigned statistics, nb::handle into) {
+  const HostPoolScope host(q);
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   AttentionOutputs out = outputs_in("into", into);
   const Bound bound = spec.plan(checked_shape(in), statistics_of(statistics)).bind(in);
@@ -250,6 +252,7 @@ Arrays attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb::
                           nb::handle tensors, unsigned statistics, nb::handle saved,
                           nb::handle upstream, const std::vector<std::string>& wanted,
                           nb::handle into) {
+  const HostPoolScope host(q);
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   const Bound bound = spec.plan(checked_shape(in), statistics_of(statistics)).bind(in);
   AttentionOutputs out;
@@ -278,6 +281,7 @@ nb::object weights(const Outputs& o, const std::vector<int64_t>& rows,
 nb::object weights_from(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
                         nb::handle tensors, nb::handle row_stat, const std::vector<int64_t>& rows,
                         const std::vector<int64_t>& heads) {
+  const HostPoolScope host(q);
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   AttentionOutputs saved;
   saved.row_stat = tensor_of("row_stat", row_stat);

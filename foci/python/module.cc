@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);
   m.doc() = "foci's engine. Use the package foci, which checks and explains.";
   foci::python::bind_runtime(m);
+  foci::python::bind_host_pool(m);
   foci::python::bind_spec(m);
   foci::python::bind_attention(m);
   foci::python::bind_cache(m);

@@ -6,6 +6,7 @@
 #include "foci/core/error.h"
 #include "foci/python/arrays.h"
 #include "foci/python/bindings.h"
+#include "foci/python/host_pool.h"
 #include "foci/python/spec.h"
 
 namespace foci::python {
@@ -33,6 +34,7 @@ void bind_rows(nb::module_& m) {
   m.def(
       "normalize",
       [](const HeldSpec& spec, nb::handle scores, nb::handle into) {
+        const HostPoolScope host(scores);
         const Tensor s = asked("scores", scores);
         Tensor weights;
         {
@@ -45,6 +47,7 @@ void bind_rows(nb::module_& m) {
   m.def(
       "normalize_backward",
       [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into) {
+        const HostPoolScope host(weights);
         const Tensor p = asked("weights", weights), up = asked("dweights", dweights);
         Tensor g;
         {

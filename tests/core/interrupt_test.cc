@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -37,7 +39,7 @@ void run_on_threads(int count, int64_t tasks, const std::function<void(int64_t)>
   for (std::thread& t : threads) t.join();
 }
 
-enum class Way { serial, arena, wide_arena, executor };
+enum class Way { serial, arena, wide_arena, executor, scope };
 
 class Interrupt : public ::testing::TestWithParam<Way> {
  protected:
@@ -53,21 +55,30 @@ class Interrupt : public ::testing::TestWithParam<Way> {
         return set_executor([](int64_t count, const std::function<void(int64_t)>& task) {
           run_on_threads(2, count, task);
         });
+      case Way::scope:
+        scope_.emplace(std::make_shared<const Executor>(
+                           [](int64_t count, const std::function<void(int64_t)>& task) {
+                             run_on_threads(2, count, task);
+                           }),
+                       2);
     }
   }
   void TearDown() override {
     set_num_threads(before_);
     set_executor({});
+    scope_.reset();
   }
   const int before_ = num_threads();
+  std::optional<ExecutorScope> scope_;
 };
 
 std::string way_name(const ::testing::TestParamInfo<Way>& info) {
-  const char* const names[] = {"serial", "arena", "wide_arena", "executor"};
+  const char* const names[] = {"serial", "arena", "wide_arena", "executor", "scope"};
   return names[static_cast<int>(info.param)];
 }
 INSTANTIATE_TEST_SUITE_P(Ways, Interrupt,
-                         ::testing::Values(Way::serial, Way::arena, Way::wide_arena, Way::executor),
+                         ::testing::Values(Way::serial, Way::arena, Way::wide_arena, Way::executor,
+                                           Way::scope),
                          way_name);
 
 TEST_P(Interrupt, EndsALoop) {

@@ -23,6 +23,7 @@ except ImportError:
 if tuple(int(n) for n in _torch.__version__.split(".")[:2]) < (2, 6):
     raise ImportError(f"foci.torch needs PyTorch 2.6 or newer, {_torch.__version__} is installed")
 
+from . import _threads as _threads
 from ._attention import Outputs, attention
 from ._mask import BlockMask, create_block_mask
 from ._multihead import MultiheadAttention
