@@ -17,7 +17,9 @@ BENCH = os.path.dirname(os.path.abspath(__file__))
 PAGE = os.path.join(os.path.dirname(BENCH), "docs", "performance.md")
 # Sections of rows.json that a program of the same name measures.
 PROGRAMS = ("attention", "ratios", "decode", "memory", "scaling")
-# How measures end that the peers' runner takes.
+# And those that the peers' runner measures.
+SECTIONS_OF_PEERS = ("sparse", "training", "python", "models")
+# How measures of theirs end that the peers' runner takes too.
 PEERS = tuple(f" {name} / foci" for name in
               ("PyTorch", "ONNX Runtime", "FlexAttention", "entmax package"))
 
@@ -108,7 +110,8 @@ def unmeasured(o, results):
             if (o.quick and d.get("slow")) or (o.rows and not re.search(o.rows, d["row"])):
                 continue
             for measure in d.get("targets", {}):
-                bench = "peers" if measure.endswith(PEERS) else section
+                own = section not in SECTIONS_OF_PEERS and not measure.endswith(PEERS)
+                bench = section if own else "peers"
                 if bench in results and (d["row"], measure) not in said and any(
                         rows.target_of(d, measure, simd) for simd in simds):
                     yield f"{bench}: nothing about {d['row']}, {measure}"

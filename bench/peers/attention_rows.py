@@ -41,7 +41,7 @@ def flex_attention(definition, case):
     return lambda q, k, v: compiled(q, k, v, block_mask=block_mask)
 
 
-def whose_fault(definition, case, flex_y):
+def whose_fault(definition, case, own_y, flex_y):
     """Where FlexAttention's result is not foci's: a note that it is wrong, if PyTorch's own SDPA
     with the same mask as a matrix agrees with foci. (2.13 held to AVX2 is, at N = 8192.)"""
     mask, = masks(definition)
@@ -51,7 +51,7 @@ def whose_fault(definition, case, flex_y):
         sees = (j >= i - mask["left"]) & (j <= i + mask["right"])
     with torch.no_grad():
         y = sdpa(case.q, case.k, case.v, attn_mask=sees)
-    inputs.difference([case.y], [y], FORWARD, "forward, PyTorch with the mask as a matrix")
+    inputs.difference([own_y], [y], FORWARD, "forward, PyTorch with the mask as a matrix")
     far = (flex_y - y).abs().max().item() / y.abs().max().item()
     return f", FlexAttention is wrong by {far:.0e} of SDPA's largest value"
 
@@ -74,18 +74,19 @@ def forward(run, definition, case):
             checks[peer] = f(case.q, case.k, case.v)
             if peer == "FlexAttention":
                 notes[peer] = f", first call {time.perf_counter() - begin:.1f} s"
-        candidates[peer] = lambda f=f: f(case.q, case.k, case.v)
-    case.forward()
+        candidates[peer] = case.forward(f)
+    candidates["foci"] = case.forward(case.attend)
+    with torch.no_grad():
+        own_y = candidates["foci"]()
     far = {}
     for name, y in checks.items():
         try:
-            worst = inputs.difference([case.y], [y], FORWARD, f"forward, {name}")
+            worst = inputs.difference([own_y], [y], FORWARD, f"forward, {name}")
             far[name] = f", differ {worst:.0e}"
         except inputs.Disagreement:
             if name != "FlexAttention":
                 raise
-            far[name] = whose_fault(definition, case, y)
-    candidates["foci"] = case.forward
+            far[name] = whose_fault(definition, case, own_y, y)
     with torch.no_grad():
         t = run.time(candidates)
     for peer in definition["peers"]:
@@ -99,16 +100,9 @@ def forward(run, definition, case):
 def backward(run, definition, case):
     if "PyTorch" not in definition["peers"]:
         return  # the others have no backward on CPUs
-    leaves = case.leaves()
-    y = pytorch(definition, case)(*leaves)
-
-    def peer():
-        return torch.autograd.grad(y, leaves, case.dy, retain_graph=True)
-
-    case.forward()
-    case.backward()
-    far = inputs.difference(case.gradients, peer(), BACKWARD, "backward, PyTorch")
-    t = run.time({"PyTorch": peer, "foci": case.backward})
+    peer, own = case.backward(pytorch(definition, case)), case.backward(case.attend)
+    far = inputs.difference(own(), peer(), BACKWARD, "backward, PyTorch")
+    t = run.time({"PyTorch": peer, "foci": own})
     run.add(definition, "backward PyTorch / foci", t.ratio("PyTorch", "foci"),
             f"{1e3 * t.median('PyTorch'):.3g} : {1e3 * t.median('foci'):.3g} ms, differ {far:.0e}")
 
@@ -117,11 +111,11 @@ def rows(run):
     for definition in run.definitions("attention"):
         for direction in (forward, backward):
             with run.row(definition, direction.__name__):
-                direction(run, definition, inputs.Case(run.library, definition))
+                direction(run, definition, inputs.Case(definition))
 
 
 def decode_rows(run):
     """One query: forward alone."""
     for definition in run.definitions("decode"):
         with run.row(definition, "forward"):
-            forward(run, definition, inputs.Case(run.library, definition))
+            forward(run, definition, inputs.Case(definition))

@@ -1,4 +1,4 @@
-"""foci through its plain C functions (foci_peers.h)."""
+"""foci's training steps, through the plain C functions of foci_peers.h."""
 import ctypes
 import json
 import os
@@ -6,9 +6,6 @@ import os
 
 class FociError(Exception):
     """What a C function said."""
-
-
-FLOATS = ctypes.c_void_p  # addresses, as torch's data_ptr() gives them
 
 
 class Library:
@@ -20,10 +17,6 @@ class Library:
         for name, arguments in (
                 ("about", [ctypes.POINTER(ctypes.c_char_p)]),
                 ("set_threads", [ctypes.c_int]),
-                ("make", [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64),
-                          ctypes.POINTER(ctypes.c_void_p)]),
-                ("forward", [ctypes.c_void_p] + [FLOATS] * 5),
-                ("backward", [ctypes.c_void_p] + [FLOATS] * 9),
                 ("training_make", [ctypes.c_char_p, ctypes.c_uint64,
                                    ctypes.POINTER(ctypes.c_void_p)]),
                 ("training_about", [ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p)]),
@@ -32,9 +25,8 @@ class Library:
                 ("training_step", [ctypes.c_void_p, ctypes.POINTER(ctypes.c_double)])):
             self.function(name).argtypes = arguments
             self.function(name).restype = ctypes.c_char_p
-        for name in ("free", "training_free"):
-            self.function(name).argtypes = [ctypes.c_void_p]
-            self.function(name).restype = None
+        self.function("training_free").argtypes = [ctypes.c_void_p]
+        self.function("training_free").restype = None
 
     def function(self, name):
         return getattr(self.lib, "foci_peers_" + name)
@@ -52,29 +44,8 @@ class Library:
     def set_threads(self, n):
         self.call("set_threads", n)
 
-    def attention(self, spec, shape):
-        return Attention(self, spec, shape)
-
     def training(self, workload, seed=1):
         return Training(self, workload, seed)
-
-
-class Attention:
-    """One plan. spec: a dict (docs/attention.md); shape: (B, H, Hk, N, M, D, Dv)."""
-
-    def __init__(self, library, spec, shape):
-        self.library, self.handle = library, ctypes.c_void_p()
-        library.call("make", json.dumps(spec).encode(), (ctypes.c_int64 * 7)(*shape),
-                     ctypes.byref(self.handle))
-
-    def __del__(self):
-        self.library.lib.foci_peers_free(self.handle)
-
-    def forward(self, q, k, v, y, statistic):
-        self.library.call("forward", self.handle, q, k, v, y, statistic)
-
-    def backward(self, q, k, v, y, statistic, dy, dq, dk, dv):
-        self.library.call("backward", self.handle, q, k, v, y, statistic, dy, dq, dk, dv)
 
 
 class Training:

@@ -1,4 +1,4 @@
-// foci's C functions for the peers' runner: tensors wrapped, exceptions turned into messages.
+// foci's C functions for the peers' runner: exceptions turned into messages.
 #include "foci_peers.h"
 
 #include <exception>
@@ -6,18 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "foci/attention/plan.h"
 #include "foci/core/error.h"
 #include "foci/core/simd_target.h"
 #include "foci/core/threads.h"
 #include "foci/measure/training.h"
-#include "foci/spec/json.h"
 
 using namespace foci;
-
-struct foci_peers_attention {
-  Plan plan;
-};
 
 struct foci_peers_training {
   foci_peers_training(const std::string& workload, uint64_t seed)
@@ -51,24 +45,6 @@ const char* said(const F& body) noexcept {
 
 void given(const void* pointer, const char* name) {
   require(pointer != nullptr, "{}: a null pointer", name);
-}
-
-// A tensor over the caller's memory; an empty one needs none.
-Tensor over(const float* data, const Dims& shape, const char* name) {
-  if (shape.product() == 0) return Tensor::empty(shape);
-  given(data, name);
-  return Tensor::wrap(const_cast<float*>(data), shape, contiguous_strides(shape), DType::f32);
-}
-
-AttentionInputs inputs(const AttentionShape& s, const float* q, const float* k, const float* v) {
-  return {.q = over(q, {s.B, s.H, s.N, s.D}, "q"),
-          .k = over(k, {s.B, s.Hk, s.M, s.D}, "k"),
-          .v = over(v, {s.B, s.Hk, s.M, s.Dv}, "v")};
-}
-
-AttentionOutputs outputs(const AttentionShape& s, const float* y, const float* statistic) {
-  return {.y = over(y, {s.B, s.H, s.N, s.Dv}, "y"),
-          .row_stat = over(statistic, {s.B, s.H, s.N}, "statistic")};
 }
 
 nlohmann::json described(const foci_peers_training& training) {
@@ -124,46 +100,6 @@ const char* foci_peers_about(const char** text) {
 
 const char* foci_peers_set_threads(int n) {
   return said([&] { set_num_threads(n); });
-}
-
-const char* foci_peers_make(const char* spec, const int64_t shape[7], foci_peers_attention** made) {
-  return said([&] {
-    given(spec, "spec");
-    given(shape, "shape");
-    given(made, "made");
-    const AttentionSpec read = spec_from_json_text(spec);
-    const AttentionShape s = {shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6]};
-    *made = new foci_peers_attention{Plan::make(read, s)};
-  });
-}
-
-void foci_peers_free(foci_peers_attention* attention) {
-  delete attention;
-}
-
-const char* foci_peers_forward(foci_peers_attention* attention, const float* q, const float* k,
-                               const float* v, float* y, float* statistic) {
-  return said([&] {
-    given(attention, "attention");
-    const AttentionShape& s = attention->plan.shape();
-    AttentionOutputs out = outputs(s, y, statistic);
-    attention->plan.bind(inputs(s, q, k, v)).forward(out);
-  });
-}
-
-const char* foci_peers_backward(foci_peers_attention* attention, const float* q, const float* k,
-                                const float* v, const float* y, const float* statistic,
-                                const float* dy, float* dq, float* dk, float* dv) {
-  return said([&] {
-    given(attention, "attention");
-    const AttentionShape& s = attention->plan.shape();
-    AttentionGradients gradients = {.dq = over(dq, {s.B, s.H, s.N, s.D}, "dq"),
-                                    .dk = over(dk, {s.B, s.Hk, s.M, s.D}, "dk"),
-                                    .dv = over(dv, {s.B, s.Hk, s.M, s.Dv}, "dv")};
-    attention->plan.bind(inputs(s, q, k, v))
-        .backward(outputs(s, y, statistic), {.dy = over(dy, {s.B, s.H, s.N, s.Dv}, "dy")}, {},
-                  gradients);
-  });
 }
 
 const char* foci_peers_training_make(const char* workload, uint64_t seed,

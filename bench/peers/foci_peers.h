@@ -1,9 +1,8 @@
-// foci for the peers' runner: plain C functions over float32 arrays that somebody else owns.
+// foci's training steps for the peers' runner: plain C functions. (Attention it calls through the
+// Python package.)
 //
 // Each gives NULL, or a message in one line that lasts until the thread's next call; none throws or
-// aborts. Arrays are contiguous: q [B,H,N,D], k [B,Hk,M,D], v [B,Hk,M,Dv], y and dy [B,H,N,Dv],
-// statistic [B,H,N], dq, dk and dv as q, k and v. Nothing is copied: results are written where the
-// caller says.
+// aborts.
 #ifndef FOCI_BENCH_PEERS_FOCI_PEERS_H_
 #define FOCI_BENCH_PEERS_FOCI_PEERS_H_
 
@@ -18,23 +17,6 @@ extern "C" {
 // "SIMD target avx2, 2 threads" in *text, which lasts until the thread's next call.
 FOCI_PEERS_API const char* foci_peers_about(const char** text);
 FOCI_PEERS_API const char* foci_peers_set_threads(int n);
-
-// A plan of one spec (JSON) and shape {B, H, Hk, N, M, D, Dv}. Made once, used often, by one thread
-// at a time.
-typedef struct foci_peers_attention foci_peers_attention;
-FOCI_PEERS_API const char* foci_peers_make(const char* spec, const int64_t shape[7],
-                                           foci_peers_attention** made);
-FOCI_PEERS_API void foci_peers_free(foci_peers_attention* attention);  // NULL is nothing
-
-// Binds and computes. Specs that read other tensors than q, k and v are refused.
-FOCI_PEERS_API const char* foci_peers_forward(foci_peers_attention* attention, const float* q,
-                                              const float* k, const float* v, float* y,
-                                              float* statistic);
-// Binds and computes, from what forward gave.
-FOCI_PEERS_API const char* foci_peers_backward(foci_peers_attention* attention, const float* q,
-                                               const float* k, const float* v, const float* y,
-                                               const float* statistic, const float* dy, float* dq,
-                                               float* dk, float* dv);
 
 // Training steps of a workload of foci/measure/training.h. The first step is over when it is made.
 typedef struct foci_peers_training foci_peers_training;

@@ -1,5 +1,7 @@
-"""Inputs for a row, and foci called on the same memory as the peers."""
+"""Inputs for a row, and attention of them, whoever computes it."""
 import torch
+
+import foci.torch
 
 LETTERS = ("B", "H", "Hk", "N", "M", "D", "Dv")
 
@@ -15,33 +17,38 @@ def shape_of(definition):
 
 
 class Case:
-    """q, k, v and dy, normal, and foci's plan with buffers for what it writes."""
+    """q, k, v and dy, normal, and foci.torch.attention of them."""
 
-    def __init__(self, library, definition, seed=1):
+    def __init__(self, definition, seed=1):
         self.shape = shape_of(definition)
         b, h, hk, n, m, d, dv = self.shape
         torch.manual_seed(seed)
         self.q, self.k, self.v = (torch.randn(b, h, n, d), torch.randn(b, hk, m, d),
                                   torch.randn(b, hk, m, dv))
         self.dy = torch.randn(b, h, n, dv)
-        self.y, self.statistic = torch.zeros(b, h, n, dv), torch.zeros(b, h, n)
-        self.attention = library.attention(definition.get("spec", {}), self.shape)
-        self.addresses = [t.data_ptr() for t in (self.q, self.k, self.v, self.y, self.statistic)]
-        self.gradients = [torch.zeros_like(t) for t in (self.q, self.k, self.v)]
-        self.backward_addresses = self.addresses + [self.dy.data_ptr()] + [
-            g.data_ptr() for g in self.gradients]
+        self.spec = foci.Spec.from_json(definition.get("spec", {}))
 
-    def forward(self):
-        """Bind and forward, into self.y."""
-        self.attention.forward(*self.addresses)
-
-    def backward(self):
-        """Bind and backward of what forward gave, into self.gradients."""
-        self.attention.backward(*self.backward_addresses)
+    def attend(self, q, k, v):
+        return foci.torch.attention(q, k, v, self.spec)
 
     def leaves(self):
         """q, k, v as leaves of a graph of PyTorch."""
         return [t.detach().requires_grad_() for t in (self.q, self.k, self.v)]
+
+    def forward(self, attend):
+        """A call of forward alone."""
+        return lambda: attend(self.q, self.k, self.v)
+
+    def backward(self, attend):
+        """A call of backward alone, of one forward that was."""
+        leaves = self.leaves()
+        y = attend(*leaves)
+        return lambda: torch.autograd.grad(y, leaves, self.dy, retain_graph=True)
+
+    def both(self, attend):
+        """A call of forward and then backward, as a training step has them."""
+        leaves = self.leaves()
+        return lambda: torch.autograd.grad(attend(*leaves), leaves, self.dy)
 
 
 class Disagreement(Exception):

@@ -1,8 +1,8 @@
-"""`./run bench peers`: foci beside PyTorch, FlexAttention, ONNX Runtime and the entmax package, on
-the same inputs and threads, in turns, in this one process.
+"""`./run bench peers`: foci beside PyTorch, FlexAttention, ONNX Runtime and the entmax package, and
+in a Hugging Face model, on the same inputs and threads, in turns, in this one process.
 
-Of foci a plan is made once, outside; bind and forward (or backward) are measured. A row whose
-results differ by more than rounding, or that cannot run, is reported and makes the exit code 1.
+foci is its Python package (training steps: its library). A row whose results differ by more than
+rounding, or that cannot run, is reported and makes the exit code 1.
 """
 import argparse
 import contextlib
@@ -100,6 +100,8 @@ def main(words):
     import torch
     import foci_library
     import attention_rows
+    import call_rows
+    import model_rows
     import onnx_peer
     import sparse_rows
     import training_rows
@@ -111,12 +113,15 @@ def main(words):
     except (OSError, foci_library.FociError) as e:
         print(f"peers: {e}", file=sys.stderr)
         return 1
-    facts = {"PyTorch": torch.__version__, **onnx_peer.VERSIONS, **sparse_rows.VERSIONS}
+    facts = {"PyTorch": torch.__version__, **onnx_peer.VERSIONS, **sparse_rows.VERSIONS,
+             **model_rows.VERSIONS}
     print(f"peers: {library.about()}; " + ", ".join(f"{k} {v}" for k, v in facts.items()))
     print(f"{'row':<38}{'measure':<34}median (quartiles)")
     attention_rows.rows(run)
     sparse_rows.rows(run)
     attention_rows.decode_rows(run)
+    call_rows.rows(run)
+    model_rows.rows(run)
     training_rows.rows(run)
     if options.json:
         try:

@@ -20,10 +20,9 @@ def normaliser(spec):
 
 def rows(run):
     for definition in run.definitions("sparse"):
-        for measured in (forward, backward, both):
-            with run.row(definition, measured.__name__):
-                case = inputs.Case(run.library, definition)
-                measured(run, definition, case, attention(definition, case))
+        for what in ("forward", "backward", "both"):
+            with run.row(definition, what):
+                compare(run, definition, what)
 
 
 def attention(definition, case):
@@ -33,47 +32,17 @@ def attention(definition, case):
         normalise(torch.matmul(q, k.transpose(-1, -2)) * scale), v)
 
 
-def forward(run, definition, case, attend):
-    def peer():
-        with torch.no_grad():
-            return attend(case.q, case.k, case.v)
-
-    case.forward()
-    far = inputs.difference([case.y], [peer()], FORWARD, f"forward, {PEER}")
-    compare(run, definition, "forward", peer, case.forward, far)
-
-
-def backward(run, definition, case, attend):
-    leaves = case.leaves()
-    y = attend(*leaves)
-
-    def peer():
-        return torch.autograd.grad(y, leaves, case.dy, retain_graph=True)
-
-    case.forward()
-    case.backward()
-    far = inputs.difference(case.gradients, peer(), BACKWARD, f"backward, {PEER}")
-    compare(run, definition, "backward", peer, case.backward, far)
-
-
-def both(run, definition, case, attend):
-    """Forward and then backward, as a training step has them."""
-    leaves = case.leaves()
-
-    def peer():
-        return torch.autograd.grad(attend(*leaves), leaves, case.dy)
-
-    def own():
-        case.forward()
-        case.backward()
-
-    own()
-    far = inputs.difference(case.gradients, peer(), BACKWARD, f"both, {PEER}")
-    compare(run, definition, "both", peer, own, far)
-
-
-def compare(run, definition, what, peer, own, far):
-    t = run.time({PEER: peer, "foci": own})
+def compare(run, definition, what):
+    case = inputs.Case(definition)
+    make = getattr(case, what)
+    peer, own = make(attention(definition, case)), make(case.attend)
+    with torch.set_grad_enabled(what != "forward"):
+        results = own(), peer()
+        if what == "forward":
+            results = [[y] for y in results]
+        far = inputs.difference(*results, FORWARD if what == "forward" else BACKWARD,
+                                f"{what}, {PEER}")
+        t = run.time({PEER: peer, "foci": own})
     run.add(definition, f"{what} {PEER} / foci", t.ratio(PEER, "foci"),
             f"{1e3 * t.median(PEER):.3g} : {1e3 * t.median('foci'):.3g} ms, differ {far:.0e}")
 

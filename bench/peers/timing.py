@@ -16,6 +16,11 @@ def quantile(values, q):
     return values[round(q * (len(values) - 1))]
 
 
+def quartiles(values):
+    """(median, lower, upper)."""
+    return tuple(quantile(values, q) for q in (0.5, 0.25, 0.75))
+
+
 class Timings:
     """Seconds a call by candidate, round by round."""
 
@@ -27,8 +32,11 @@ class Timings:
 
     def ratio(self, peer, own):
         """The peer's time over ours, round by round: median and quartiles."""
-        ratios = [a / b for a, b in zip(self.seconds[peer], self.seconds[own])]
-        return quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75)
+        return quartiles([a / b for a, b in zip(self.seconds[peer], self.seconds[own])])
+
+    def microseconds(self, name):
+        """Of a call: median and quartiles."""
+        return quartiles([1e6 * t for t in self.seconds[name]])
 
 
 def interleaved(candidates, seconds, clock=time.perf_counter, least_rounds=5):
