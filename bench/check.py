@@ -129,7 +129,8 @@ def say_what_targets_ask(results):
     for row in results.get("peers", {"rows": []})["rows"]:
         share = shares.get((row["row"], row["measure"].split()[0]))
         if row["met"] is False and share and "at_least" in row["target"]:
-            row["asks"] = f"asks {100 * share * row['target']['at_least'] / row['value']:.0f} % of peak"
+            asked = 100 * share * row["target"]["at_least"] / row["value"]
+            row["asks"] = f"asks {asked:.0f} % of peak"
 
 
 def summary(results, broken):

@@ -2,8 +2,8 @@
 
 A result file, as every benchmark writes it with --json:
   {"bench", "simd", "threads", "quick", "facts": {name: number or text}, "rows": [row, …]}
-  row: {"row", "measure", "value", "low", "high", "target": null or {"at_least" or "at_most": bound},
-        "met": null, true or false, "note"}
+  row: {"row", "measure", "value", "low", "high",
+        "target": null or {"at_least" or "at_most": bound}, "met": null, true or false, "note"}
 value is a median, low and high its quartiles.
 """
 import json

@@ -1,5 +1,5 @@
-"""A whole Hugging Face model, MiniLM with its own weights and tokenizer: embeddings of text by foci's
-attention and by transformers' own implementations."""
+"""A whole Hugging Face model, MiniLM with its own weights and tokenizer: embeddings of text by
+foci's attention and by transformers' own implementations."""
 import os
 import re
 

@@ -48,6 +48,19 @@ class FOCI_API Dims {
   int size_ = 0;
 };
 
+}  // namespace foci
+
+// So that messages take Dims as they are, and write them out only where there is a message.
+template <>
+struct fmt::formatter<foci::Dims> : fmt::formatter<std::string> {
+  template <class Context>
+  auto format(const foci::Dims& dims, Context& context) const {
+    return fmt::formatter<std::string>::format(dims.str(), context);
+  }
+};
+
+namespace foci {
+
 class FOCI_API Tensor {
  public:
   // An undefined tensor: no storage, defined() is false. Stands for "not given".
@@ -146,12 +159,3 @@ FOCI_API Dims contiguous_strides(const Dims& shape);
 FOCI_API Dims broadcast_shapes(const Dims& a, const Dims& b, const char* what);
 
 }  // namespace foci
-
-// So that messages take Dims as they are, and write them out only where there is a message.
-template <>
-struct fmt::formatter<foci::Dims> : fmt::formatter<std::string> {
-  template <class Context>
-  auto format(const foci::Dims& dims, Context& context) const {
-    return fmt::formatter<std::string>::format(dims.str(), context);
-  }
-};

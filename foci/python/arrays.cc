@@ -61,7 +61,7 @@ nb::dlpack::dtype code_of(DType t) {
 // Copies what a Tensor cannot view: element by element, any strides.
 Tensor copied(const std::byte* data, const Dims& shape,
               const std::array<int64_t, Dims::kMaxRank>& strides, DType dtype) {
-  const Tensor t = Tensor::empty(shape, dtype);
+  Tensor t = Tensor::empty(shape, dtype);
   const size_t size = size_of(dtype);
   auto* to = static_cast<std::byte*>(t.raw());
   std::array<int64_t, Dims::kMaxRank> index{};

@@ -54,7 +54,8 @@ double pairs_of(const KvCache& cache, const Tensor& q) {
     longest = std::max(longest, cache.length(s));
   }
   const int64_t depth = std::max<int64_t>(1, cache.shape().D);
-  return static_cast<double>(q.numel() / depth) * static_cast<double>(longest);
+  const int64_t queries = q.numel() / depth;
+  return static_cast<double>(queries) * static_cast<double>(longest);
 }
 
 nb::typed<nb::dict, nb::str, nb::object> attend(const KvCache& cache, const HeldSpec& spec,

@@ -18,7 +18,10 @@
 namespace foci::python {
 namespace {
 
-nb::typed<nb::tuple, nb::dict, nb::dict> load(const std::string& path) {
+using Arrays = nb::typed<nb::dict, nb::str, nb::object>;
+using Metadata = nb::typed<nb::dict, nb::str, nb::str>;
+
+nb::typed<nb::tuple, Arrays, Metadata> load(const std::string& path) {
   Safetensors file;
   {
     const nb::gil_scoped_release free;
@@ -30,10 +33,10 @@ nb::typed<nb::tuple, nb::dict, nb::dict> load(const std::string& path) {
     const bool lacks = tensor.dtype() == DType::bf16;
     tensors[name.c_str()] = array_of(lacks ? tensor.to(DType::f32) : tensor);
   }
-  return nb::typed<nb::tuple, nb::dict, nb::dict>(nb::make_tuple(tensors, file.metadata));
+  return nb::typed<nb::tuple, Arrays, Metadata>(nb::make_tuple(tensors, file.metadata));
 }
 
-void save(const std::string& path, nb::typed<nb::dict, nb::str, nb::object> tensors,
+void save(const std::string& path, Arrays tensors,
           const std::map<std::string, std::string>& metadata) {
   std::vector<std::pair<std::string, Tensor>> list;
   for (const auto& [key, value] : tensors) {
@@ -65,10 +68,9 @@ std::string inspect(const std::string& model, const std::vector<std::string>& im
   return json;
 }
 
-nb::typed<nb::dict, nb::str, nb::object> verify(const std::vector<std::string>& paths,
-                                                bool reference,
-                                                const std::vector<std::string>& targets,
-                                                const std::optional<std::string>& implementation) {
+Arrays verify(const std::vector<std::string>& paths, bool reference,
+              const std::vector<std::string>& targets,
+              const std::optional<std::string>& implementation) {
   VerifyOptions options;
   options.reference = reference;
   for (const std::string& name : targets) options.targets.push_back(parse_target(name));
@@ -100,7 +102,7 @@ nb::typed<nb::dict, nb::str, nb::object> verify(const std::vector<std::string>& 
   for (const VerifyUnreadable& u : report.unreadable) {
     unreadable.append(nb::make_tuple(u.path.string(), u.message));
   }
-  nb::typed<nb::dict, nb::str, nb::object> result;
+  Arrays result;
   result["passed"] = report.passed;
   result["failed"] = report.failed;
   result["skipped"] = report.skipped;

@@ -27,7 +27,8 @@ def load(path: Path) -> Dict[str, np.ndarray]:
     Raises:
         OSError: the file cannot be read. ValueError: it is no safetensors file, or lies.
     """
-    return _core.load(_path("path", path))[0]
+    tensors: Dict[str, Any] = _core.load(_path("path", path))[0]
+    return tensors
 
 
 def load_metadata(path: Path) -> Dict[str, str]:

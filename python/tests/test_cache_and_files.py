@@ -1,6 +1,5 @@
 """foci.Cache, safetensors and case files."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +66,8 @@ def test_a_cache_says_what_does_not_fit():
 def test_arrays_survive_a_file(tmp_path):
     arrays = {"half": np.arange(6, dtype=np.float16).reshape(2, 3),
               "strided": np.arange(12, dtype=np.float32).reshape(3, 4).T,
-              "flag": np.array([True, False]), "whole": np.array(2**40), "none": np.zeros((0, 3), "f4")}
+              "flag": np.array([True, False]), "whole": np.array(2**40),
+              "none": np.zeros((0, 3), "f4")}
     path = tmp_path / "x.safetensors"
     foci.save(path, arrays, {"maker": "a test"})
     back = foci.load(path)

@@ -1,6 +1,5 @@
 """What a call does to the process around it: the GIL, fork, Ctrl-C, threads."""
 
-import os
 import signal
 import subprocess
 import sys

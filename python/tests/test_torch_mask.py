@@ -147,7 +147,7 @@ def test_compiled_with_a_mask():
     masks = [create_block_mask(f, None, None, 10, 10) for f in (causal, documents)]
     q, k, v = (torch.randn(1, 2, 10, 4) for _ in range(3))
     for mask in masks:
-        compiled = torch.compile(lambda q, k, v: attention(q, k, v, mask_mod=mask),
+        compiled = torch.compile(lambda q, k, v, mask=mask: attention(q, k, v, mask_mod=mask),
                                  fullgraph=True, backend="aot_eager")
         near(compiled(q, k, v), attention(q, k, v, mask_mod=mask), 0)
 

@@ -36,3 +36,34 @@ def test_bfloat16_and_refusals():
         foci.torch.softmax(x.double())
     with pytest.raises(TypeError, match="scores: list arrived"):
         foci.torch.softmax([1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_graphs_have_them_whole(dtype):
+    def f(x):
+        return foci.torch.entmax(x, alpha=1.3, dim=0) + foci.torch.topk(x.sin(), 3, dim=1)
+
+    x = torch.randn(7, 9).to(dtype).requires_grad_()
+    up = torch.randn(7, 9).to(dtype)
+    y = f(x)
+    want, = torch.autograd.grad(y, x, up)
+    z = torch.compile(f, fullgraph=True, backend="aot_eager")(x)
+    got, = torch.autograd.grad(z, x, up)
+    assert torch.equal(y, z) and torch.equal(want, got)
+
+
+def test_operators_pass_pytorchs_own_checks():
+    text = foci.Spec(normalizer="sparsemax").to_json()
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    torch.library.opcheck(torch.ops.foci.normalize.default, (x, text))
+    p = torch.ops.foci.normalize(x, text).detach()
+    torch.library.opcheck(torch.ops.foci.normalize_backward.default,
+                          (p, torch.randn(3, 4, 5), text))
+    exported = torch.export.export(Sparse(), (torch.randn(2, 6),))
+    s = torch.randn(2, 6)
+    assert torch.equal(exported.module()(s), foci.torch.sparsemax(s))
+
+
+class Sparse(torch.nn.Module):
+    def forward(self, x):
+        return foci.torch.sparsemax(x)

@@ -1,7 +1,6 @@
 """Wrong calls: each raises ValueError or TypeError that names what is wrong; none ends Python."""
 
 import os
-import random
 import subprocess
 import sys
 
@@ -106,7 +105,10 @@ def array(like=None):
     if rng.random() < 0.05 and x.dtype == np.float32:
         x = np.frombuffer(bytes(4 * x.size + 1), np.uint8)[1:].view(np.float32).reshape(x.shape)
     if rng.random() < 0.1:
-        x = x.copy() if rng.random() < 0.5 else memoryview(np.ascontiguousarray(x)) if x.dtype.kind in "fiub" else x
+        if rng.random() < 0.5:
+            x = x.copy()
+        elif x.dtype.kind in "fiub":
+            x = memoryview(np.ascontiguousarray(x))
     return x
 
 names = ["score", "gamma", "scale", "softcap", "normalizer", "alpha", "top_k", "causal", "window",

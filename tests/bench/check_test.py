@@ -56,7 +56,8 @@ class Check(unittest.TestCase):
         words = ["--build", self.build, "--no-peers", *options]
         if pattern is not None:
             words += ["--rows", pattern]
-        return subprocess.run([sys.executable, "-B", os.path.join(TOP, "bench", "check.py"), *words],
+        script = os.path.join(TOP, "bench", "check.py")
+        return subprocess.run([sys.executable, "-B", script, *words],
                               env=env, capture_output=True, text=True, check=False)
 
     def memory(self, value):

@@ -56,7 +56,8 @@ class Functions(unittest.TestCase):
         self.refused("workload: a null", lambda: lib.call("training_make", None, 1, None))
         self.refused("training: a null", lambda: lib.call("training_step", None, None))
         self.refused("training: a null", lambda: lib.call("training_about", None, None))
-        self.refused("training: a null", lambda: lib.call("training_tensor", None, None, None, None))
+        self.refused("training: a null",
+                     lambda: lib.call("training_tensor", None, None, None, None))
         lib.lib.foci_peers_training_free(None)
 
     def test_a_wrong_target_is_a_message(self):
@@ -74,8 +75,9 @@ except foci_library.FociError as e:
 class Options(unittest.TestCase):
     def test_what_cannot_be_is_one_line_and_two(self):
         for words in (["--fast"], ["--threads", "0"], ["--rows", "("], ["--threads"]):
-            r = subprocess.run([sys.executable, "-B", os.path.join(PEERS, "run.py"), "--build", BUILD,
-                                *words], capture_output=True, text=True, check=False)
+            script = os.path.join(PEERS, "run.py")
+            r = subprocess.run([sys.executable, "-B", script, "--build", BUILD, *words],
+                               capture_output=True, text=True, check=False)
             self.assertEqual((r.returncode, len(r.stderr.splitlines())), (2, 1), r.stderr)
 
 
@@ -89,8 +91,8 @@ class Turns(unittest.TestCase):
                 now[0] += seconds
             return call
 
-        t = timing.interleaved({"peer": candidate("peer", 0.3), "foci": candidate("foci", 0.2)}, 2.0,
-                               clock=lambda: now[0])
+        t = timing.interleaved({"peer": candidate("peer", 0.3), "foci": candidate("foci", 0.2)},
+                               2.0, clock=lambda: now[0])
         self.assertEqual(calls[:2], ["peer", "foci"])  # asked once how long they take
         self.assertEqual(calls[2:], ["peer", "foci"] * 5)
         self.assertAlmostEqual(t.median("foci"), 0.2)

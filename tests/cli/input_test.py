@@ -93,8 +93,8 @@ class Folders(program.ProgramTest):
 
     def test_a_folder_of_ones_own(self):
         for i in range(10):
-            write(self.path("data", "dark", f"{i}.png"), png(12, 9 + i, lambda x, y: 10 + i))
-            write(self.path("data", "light", f"{i}.png"), png(9 + i, 12, lambda x, y: 240 - i))
+            write(self.path("data", "dark", f"{i}.png"), png(12, 9 + i, lambda x, y, i=i: 10 + i))
+            write(self.path("data", "light", f"{i}.png"), png(9 + i, 12, lambda x, y, i=i: 240 - i))
         out = json.loads(self.ok("train", "vit", *program.TINY, "--steps", 60, "--lr", "0.01",
                                  "--data", "data", "--out", "model", "--report", "page.html",
                                  "--json", "-q"))

@@ -60,7 +60,8 @@ class ProgramTest(unittest.TestCase):
     def path(self, *parts):
         return os.path.join(self.folder, *parts)
 
-    def foci(self, *arguments, limit_file=None, limit_memory=None, stdout=subprocess.PIPE, env=None):
+    def foci(self, *arguments, limit_file=None, limit_memory=None, stdout=subprocess.PIPE,
+             env=None):
         def limits():
             if limit_file is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit_file, limit_file))

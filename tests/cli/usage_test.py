@@ -75,19 +75,22 @@ class Mistakes(program.ProgramTest):
         self.refused("demo", "--seed", "-1", says="--seed", code=2)
         self.refused("demo", "--steps", says="--steps", code=2)
         # Not taken for the largest number that fits, for octal, or for infinity.
-        for option, value in (("--steps", 1 << 63), ("--steps", -(1 << 63) - 1), ("--batch", 1 << 64),
-                              ("--seed", 1 << 64), ("--layers", "1e2"), ("--width", "0x40"),
-                              ("--batch", "010"), ("--threads", 1 << 64), ("--scenes", 1 << 80),
+        for option, value in (("--steps", 1 << 63), ("--steps", -(1 << 63) - 1),
+                              ("--batch", 1 << 64), ("--seed", 1 << 64), ("--layers", "1e2"),
+                              ("--width", "0x40"), ("--batch", "010"),
+                              ("--threads", 1 << 64), ("--scenes", 1 << 80),
                               ("--minutes", "1e999"), ("--lr", "inf"), ("--dropout", "0.1x")):
             self.refused("demo", option, value, says=[option + ":", str(value)], code=2)
         self.refused("classify", "model", "a.png", "--top", 1 << 70, says="--top", code=2)
         self.refused("demo", "--minutes", 1, "--steps", 1, says=["--minutes", "--steps"], code=2)
         self.refused("demo", "--scenes", "0", says="--scenes", code=2)
         for option, value, word in (
-                ("--steps", "-5", "--steps"), ("--steps", "0", "--steps"), ("--minutes", "0", "minutes"),
-                ("--minutes", "nan", "minutes"), ("--lr", "-1", "learning rate"),
-                ("--batch", "0", "batch"), ("--width", "0", "width"), ("--heads", "3", "heads"),
-                ("--layers", "-1", "layers"), ("--layers", "0", "--layers"), ("--pooling", "max", "--pooling"),
+                ("--steps", "-5", "--steps"), ("--steps", "0", "--steps"),
+                ("--minutes", "0", "minutes"), ("--minutes", "nan", "minutes"),
+                ("--lr", "-1", "learning rate"), ("--batch", "0", "batch"),
+                ("--width", "0", "width"), ("--heads", "3", "heads"),
+                ("--layers", "-1", "layers"), ("--layers", "0", "--layers"),
+                ("--pooling", "max", "--pooling"),
                 ("--spec", "{\"score\":{\"kind\":\"dott\"}}", "--spec"),
                 ("--spec", "{", "--spec"), ("--spec", "{\"scale\":[1,2]}", "scale"),
                 ("--spec", "{\"masks\":[{\"kind\":\"keep\"}]}", "mask keep"),

@@ -43,7 +43,7 @@ class Function:
         """Bodies of backward jumps that hold no other backward jump's."""
         places = {address: i for i, (address, _, _) in enumerate(self.code)}
         spans = []
-        for i, (address, mnemonic, operands) in enumerate(self.code):
+        for i, (_, mnemonic, operands) in enumerate(self.code):
             target = re.match(r"^([0-9a-f]+)\b", operands)
             if mnemonic.startswith("j") and target:
                 begin = places.get(int(target.group(1), 16))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -15,11 +15,6 @@ from . import _op
 from ._mask import BlockMask, mask_of
 
 __all__ = ["Outputs", "attention"]
-
-_peek_functorch = torch._C._functorch.peek_interpreter_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_tracing = torch._C._get_tracing_state
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Outputs:
@@ -61,10 +56,11 @@ class Outputs:
         q, k, tensors, text = self._call
         B, H, N = self.row_stat.shape
         return torch.ops.foci.weights(  # type: ignore[no-any-return]
-            q, k, *tensors, self.row_stat.detach(), text, indices("rows", rows, N), indices("heads", heads, H))
+            q, k, *tensors, self.row_stat.detach(), text, indices("rows", rows, N),
+            indices("heads", heads, H))
 
 
-# ---- eager mode -----------------------------------------------------------------------------------
+# ---- eager mode ----------------------------------------------------------------------------------
 
 
 class _Call:
@@ -125,16 +121,6 @@ def _named(statistics: int) -> Tuple[str, ...]:
 
 
 _given = functools.lru_cache(maxsize=64)(_named)
-
-
-def _plain(*tensors: Any) -> bool:
-    """Whether nothing but the CPU looks at these tensors: no compiler, tracer, mode or subclass."""
-    if (_dispatch_modes() or _peek_functorch() is not None or _tracing() is not None):
-        return False
-    for t in tensors:
-        if type(t) not in _PLAIN:
-            return False
-    return True
 
 
 def _require_tensor(name: str, t: object) -> None:
@@ -202,7 +188,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
         options, scale, seed = _own_tensors(spec, options)
     spec, tensors = resolve(spec, options)
     bits = _bits(statistics)
-    if not _plain(q, k, v, *tensors.values()) or (scale is not None and not _plain(scale)):
+    if not _op.plain(q, k, v, *tensors.values()) or (scale is not None and not _op.plain(scale)):
         return _operator(q, k, v, spec.to_json(), tensors, scale, seed, bits)
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         _op.check_ranks(q, k, v)
@@ -278,7 +264,7 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-# ---- the operator ---------------------------------------------------------------------------------
+# ---- the operator --------------------------------------------------------------------------------
 
 
 def _operator(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Tensor],

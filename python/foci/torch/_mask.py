@@ -167,7 +167,7 @@ def _evaluated(mask_mod: MaskMod, B: int, H: int, N: int, M: int) -> Tensor:
     return keep
 
 
-# ---- structure ------------------------------------------------------------------------------------
+# ---- structure -----------------------------------------------------------------------------------
 
 
 def _simplified(keep: Tensor, mask_mod: MaskMod) -> BlockMask:
@@ -212,7 +212,7 @@ def _window(keep: Tensor, count: Tensor,
     return sides[0], sides[1]
 
 
-# ---- functions given to a call --------------------------------------------------------------------
+# ---- functions given to a call -------------------------------------------------------------------
 
 _MOST_MASKS = 8
 _masks: "OrderedDict[Tuple[Any, ...], Tuple[BlockMask, List[Any]]]" = OrderedDict()

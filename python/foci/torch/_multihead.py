@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..spec import Spec
-from ._attention import _plain
+from . import _op
 from ._observe import attend
 
 __all__ = ["MultiheadAttention"]
@@ -205,7 +205,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 def _lengths(padding: Tensor) -> Optional[Tensor]:
     """The keys before the padding, where it is bool and at the end; looks at values, so not while a
     graph is made."""
-    if torch.compiler.is_compiling() or padding.dtype != torch.bool or not _plain(padding):
+    if torch.compiler.is_compiling() or padding.dtype != torch.bool or not _op.plain(padding):
         return None
     seen = padding.logical_not()
     lengths = seen.sum(-1)

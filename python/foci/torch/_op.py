@@ -1,5 +1,5 @@
-"""The operators foci::attention, foci::attention_backward and foci::weights, which torch.compile and
-torch.export see, and the engine's calls on tensors that both they and eager mode make.
+"""The operators foci::attention, foci::attention_backward and foci::weights, which torch.compile
+and torch.export see, and the engine's calls on tensors that both they and eager mode make.
 
 The operators are functional: every result is a tensor of its own. A spec travels as its JSON text;
 what a spec asks of a call's tensors (``scale``, ``seed``) travels as tensors, so that a compiled
@@ -70,11 +70,27 @@ def prepared(name: str, t: Tensor) -> Tensor:
     return t
 
 
+_peek_functorch = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def plain(*tensors: Any) -> bool:
+    """Whether nothing but the CPU looks at these tensors: no compiler, tracer, mode or subclass."""
+    if (_dispatch_modes() or _peek_functorch() is not None or _tracing() is not None):
+        return False
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            return False
+    return True
+
+
 def _detached(named: Dict[str, Any]) -> Dict[str, Any]:
     return {name: t.detach() if isinstance(t, Tensor) else t for name, t in named.items()}
 
 
-# ---- the engine's calls ---------------------------------------------------------------------------
+# ---- the engine's calls --------------------------------------------------------------------------
 
 
 def empty_result(q: Tensor, v: Tensor) -> Tensor:
@@ -174,23 +190,23 @@ def run_weights(held: _core.Spec, q: Tensor, k: Tensor, tensors: Dict[str, Tenso
     return torch.from_numpy(_core.weights(held, q, k, v, tensors, row_stat, rows, heads))
 
 
-# ---- operators ------------------------------------------------------------------------------------
+# ---- operators -----------------------------------------------------------------------------------
 
 _TENSORS_SCHEMA = ", ".join(f"Tensor? {name}" for name in NAMES)
 _library = torch.library.Library("foci", "DEF")  # type: ignore[no-untyped-call]
-_TAGS = tuple(getattr(torch.Tag, tag) for tag in ("pt2_compliant_tag", "needs_exact_strides")
+TAGS = tuple(getattr(torch.Tag, tag) for tag in ("pt2_compliant_tag", "needs_exact_strides")
               if hasattr(torch.Tag, tag))
 _library.define(  # type: ignore[no-untyped-call]
     f"attention(Tensor q, Tensor k, Tensor v, {_TENSORS_SCHEMA}, str spec, int statistics) -> "
-    f"({', '.join(['Tensor'] * len(RESULTS))})", tags=_TAGS)
+    f"({', '.join(['Tensor'] * len(RESULTS))})", tags=TAGS)
 _library.define(  # type: ignore[no-untyped-call]
     f"attention_backward({', '.join('Tensor? ' + name for name in UPSTREAM)}, "
     f"Tensor q, Tensor k, Tensor v, {_TENSORS_SCHEMA}, "
     f"{', '.join('Tensor ' + name for name in SAVED)}, str spec, int statistics, int wanted) -> "
-    f"({', '.join(['Tensor'] * len(GRADIENTS))})", tags=_TAGS)
+    f"({', '.join(['Tensor'] * len(GRADIENTS))})", tags=TAGS)
 _library.define(  # type: ignore[no-untyped-call]
     f"weights(Tensor q, Tensor k, {_TENSORS_SCHEMA}, Tensor row_stat, str spec, int[] rows, "
-    "int[] heads) -> Tensor", tags=_TAGS)
+    "int[] heads) -> Tensor", tags=TAGS)
 
 
 def _given(values: Sequence[Optional[Tensor]]) -> Tuple[

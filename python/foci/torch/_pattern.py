@@ -1,10 +1,10 @@
 """Masks of transformers models, held as the rules that make them and not as [B, 1, N, M] tensors.
 
 transformers asks a backend for a mask once a forward call, and hands it to every layer. What comes
-here is a function of (batch, head, query, key) indices and a [B, M] padding mask. Where the function
-is a rule that foci knows (causal, windows, packed sequences), the mask that goes through the model is
-a :class:`PatternMask`: a tensor of the right shape that holds that rule. Anything else becomes the
-boolean tensor that PyTorch's own backend would get.
+here is a function of (batch, head, query, key) indices and a [B, M] padding mask. Where the
+function is a rule that foci knows (causal, windows, packed sequences), the mask that goes through
+the model is a :class:`PatternMask`: a tensor of the right shape that holds that rule. Anything else
+becomes the boolean tensor that PyTorch's own backend would get.
 """
 
 from __future__ import annotations

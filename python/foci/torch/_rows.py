@@ -1,67 +1,131 @@
-"""Row maps on their own, with gradients: weights of scores that somebody else made."""
+"""Row maps on their own, with gradients: weights of scores that somebody else made. In eager mode
+an autograd function; compilers see the operators foci::normalize and foci::normalize_backward."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Tuple
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from ..rows import normalizer_spec
+from ..spec import Spec
+from . import _op
 
 __all__ = ["entmax", "softmax", "sparsemax", "topk"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
+# ---- the engine's calls --------------------------------------------------------------------------
+
+
+def _forward(text: str, scores: Tensor) -> Tensor:
+    weights = torch.empty(scores.shape, dtype=scores.dtype)
+    _core.normalize(_op.held_of(text), scores.detach(), weights)
+    return weights
+
+
+def _backward(text: str, weights: Tensor, up: Tensor) -> Tensor:
+    scores = torch.empty(weights.shape, dtype=weights.dtype)
+    _core.normalize_backward(_op.held_of(text), weights.detach(), up.detach(), scores)
+    return scores
+
 
 class _Normalize(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, spec: _core.Spec, scores: Tensor) -> Tensor:  # type: ignore[override]
-        scores = scores.detach()
-        weights = torch.empty(scores.shape, dtype=scores.dtype)
-        _core.normalize(spec, scores, weights)
-        ctx.spec = spec
+    def forward(ctx: Any, text: str, scores: Tensor) -> Tensor:
+        weights = _forward(text, scores)
+        ctx.text = text
         ctx.save_for_backward(weights)
         return weights
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, up: Tensor) -> Tuple[None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, up: Tensor) -> Tuple[None, Tensor]:
         (weights,) = ctx.saved_tensors
-        scores = torch.empty(weights.shape, dtype=weights.dtype)
-        _core.normalize_backward(ctx.spec, weights.detach(), up.detach(), scores)
-        return None, scores
+        return None, _backward(ctx.text, weights, up)
 
 
-def _along(spec: _core.Spec, scores: Tensor, dim: int) -> Tensor:
+# ---- operators -----------------------------------------------------------------------------------
+
+_library = torch.library.Library("foci", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("normalize(Tensor scores, str spec) -> Tensor",  # type: ignore[no-untyped-call]
+                tags=_op.TAGS)
+_library.define(  # type: ignore[no-untyped-call]
+    "normalize_backward(Tensor weights, Tensor dweights, str spec) -> Tensor", tags=_op.TAGS)
+_library.impl("normalize", lambda scores, text: _forward(text, scores),  # type: ignore[no-untyped-call]
+              "CPU")
+_library.impl("normalize_backward",  # type: ignore[no-untyped-call]
+              lambda weights, up, text: _backward(text, weights, up), "CPU")
+
+
+def _fake(like: Tensor, *_: Any) -> Tensor:
+    return like.new_empty(like.shape)
+
+
+def _context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+    ctx.text = inputs[1]
+    ctx.save_for_backward(output)
+
+
+def _autograd(ctx: Any, up: Tensor) -> Tuple[Tensor, None]:
+    (weights,) = ctx.saved_tensors
+    return torch.ops.foci.normalize_backward(weights, up, ctx.text), None
+
+
+for _name in ("normalize", "normalize_backward"):
+    torch.library.register_fake("foci::" + _name, _fake, lib=_library)
+torch.library.register_autograd("foci::normalize", _autograd, setup_context=_context, lib=_library)
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64, typed=True)
+def _text(normalizer: str, options: Tuple[Tuple[str, Any], ...]) -> str:
+    return Spec(normalizer=normalizer, **dict(options)).to_json()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant_text(normalizer: str, options: Tuple[Tuple[str, Any], ...]) -> str:
+    return _text(normalizer, options)
+
+
+def _along(scores: Tensor, dim: int, normalizer: str, **options: Any) -> Tensor:
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores: {type(scores).__name__} arrived, a torch.Tensor is right")
-    if scores.device.type != "cpu":
+    if scores.device.type not in ("cpu", "meta"):
         raise ValueError(f"scores: device {scores.device} arrived, cpu is right")
     if scores.dtype not in _DTYPES:
         raise ValueError(f"scores: {scores.dtype} arrived, float32, float16 or bfloat16 is right")
     if scores.dim() == 0:
         raise ValueError("scores: shape [] arrived, one dimension at least is right")
-    moved = scores.movedim(dim, -1)
-    return _Normalize.apply(spec, moved).movedim(-1, dim)  # type: ignore[no-any-return]
+    moved, given = scores.movedim(dim, -1), tuple(options.items())
+    if torch.compiler.is_compiling():
+        weights: Tensor = torch.ops.foci.normalize(moved, _constant_text(normalizer, given))
+    elif _op.plain(scores):
+        weights = _Normalize.apply(  # type: ignore[no-untyped-call]
+            _text(normalizer, given), moved)
+    else:
+        weights = torch.ops.foci.normalize(moved, _text(normalizer, given))
+    return weights.movedim(-1, dim)
 
 
 def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     """softmax of scores; -inf is a key that is not there, and a row of nothing else gives 0."""
-    return _along(normalizer_spec("softmax"), scores, dim)
+    return _along(scores, dim, "softmax")
 
 
 def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
     """The Euclidean projection of scores onto the simplex (Martins and Astudillo 2016)."""
-    return _along(normalizer_spec("sparsemax"), scores, dim)
+    return _along(scores, dim, "sparsemax")
 
 
 def entmax(scores: Tensor, alpha: float = 1.5, dim: int = -1) -> Tensor:
     """``[(alpha - 1) s - tau]_+ ** (1 / (alpha - 1))``, alpha > 1 (Peters et al. 2019)."""
-    return _along(normalizer_spec("entmax", alpha=alpha), scores, dim)
+    return _along(scores, dim, "entmax", alpha=alpha)
 
 
 def topk(scores: Tensor, k: int, dim: int = -1) -> Tensor:
     """softmax over the k best scores; ties go to the lowest index."""
-    return _along(normalizer_spec("topk", top_k=k), scores, dim)
+    return _along(scores, dim, "topk", top_k=k)
