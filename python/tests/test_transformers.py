@@ -25,6 +25,7 @@ from foci.torch import _transformers as backend  # noqa: E402
 
 masking_utils = pytest.importorskip("transformers.masking_utils",
                                     reason="transformers is older than 4.53")
+from foci.torch._sinks import attention_with_sinks  # noqa: E402
 from foci.torch._pattern import PatternMask, mask_function_for  # noqa: E402
 
 foci.torch.register_transformers()
@@ -66,6 +67,10 @@ def config_of(kind: str) -> Any:
         return t.LlamaConfig(**SMALL, num_key_value_heads=2)
     if kind == "mistral":
         return t.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=4)
+    if kind == "gpt_oss":
+        return t.GptOssConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, head_dim=8,
+                              num_attention_heads=4, num_key_value_heads=2, intermediate_size=32,
+                              num_local_experts=2, num_experts_per_tok=2, sliding_window=4)
     if kind == "gemma2":
         return t.Gemma2Config(**SMALL, num_key_value_heads=2, head_dim=8, sliding_window=4,
                               attn_logit_softcapping=2.0, query_pre_attn_scalar=8)
@@ -76,7 +81,8 @@ def config_of(kind: str) -> Any:
 
 CLASSES = {"bert": "BertModel", "vit": "ViTModel", "gpt2": "GPT2LMHeadModel",
            "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
-           "gemma2": "Gemma2ForCausalLM", "t5": "T5ForConditionalGeneration"}
+           "gemma2": "Gemma2ForCausalLM", "gpt_oss": "GptOssForCausalLM",
+           "t5": "T5ForConditionalGeneration"}
 
 
 def pair(kind: str, dtype: Optional[torch.dtype] = None) -> List[Any]:
@@ -85,7 +91,8 @@ def pair(kind: str, dtype: Optional[torch.dtype] = None) -> List[Any]:
     Eager is in float64, but for those models whose eager softmax is in float32 whatever theirs.
     """
     if dtype is None:
-        dtype = torch.float32 if kind in ("llama", "mistral", "gemma2") else torch.float64
+        own_float32 = kind in ("llama", "mistral", "gemma2", "gpt_oss")
+        dtype = torch.float32 if own_float32 else torch.float64
     maker = getattr(transformers, CLASSES[kind])
     config = config_of(kind)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop",
@@ -122,7 +129,7 @@ def inputs_of(kind: str, padding: bool) -> Dict[str, Any]:
         inputs["attention_mask"] = padded(kind)
     if kind == "t5":
         inputs["decoder_input_ids"] = torch.randint(2, 100, (3, 6))
-    if kind in ("gpt2", "llama", "mistral", "gemma2"):
+    if kind in ("gpt2", "llama", "mistral", "gemma2", "gpt_oss"):
         inputs["use_cache"] = False
     return inputs
 
@@ -168,7 +175,7 @@ def test_gradients_equal_eager(kind: str, padding: bool) -> None:
         assert error <= 5e-5 * max(want.abs().max().item(), 1e-2 * largest), name
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "t5"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5"])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"cache_implementation": "static"}],
                          ids=["greedy", "beams", "static"])
 def test_generate_equals_eager(kind: str, options: Dict[str, Any]) -> None:
@@ -314,8 +321,10 @@ def test_learned_queries_broadcast_over_the_batch() -> None:
 
 def test_what_foci_does_not_compute_is_refused() -> None:
     q = torch.randn(1, 2, 3, 8)
-    with pytest.raises(ValueError, match="s_aux"):
-        backend.attention_forward(torch.nn.Module(), q, q, q, None, s_aux=torch.zeros(2))
+    with pytest.raises(ValueError, match="head_mask"):
+        backend.attention_forward(torch.nn.Module(), q, q, q, None, head_mask=torch.ones(2))
+    with pytest.raises(ValueError, match=r"sinks: shape \[3\] arrived, \[2\] is right"):
+        backend.attention_forward(torch.nn.Module(), q, q, q, None, s_aux=torch.zeros(3))
     with pytest.raises(ValueError, match="attention_mask: shape"):
         backend.attention_forward(torch.nn.Module(), q, q, q, torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match="attention_mask: torch.int64"):
@@ -563,3 +572,51 @@ def test_observed_statistics_have_gradients() -> None:
     name = "encoder.layer.0.attention.self.query.weight"
     want, got = eager.get_parameter(name).grad, ours.get_parameter(name).grad
     assert_near(got, want, 5e-5)
+
+
+def test_sinks_take_their_share_of_every_statistic() -> None:
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
+    sinks = torch.randn(4, requires_grad=True)
+    with torch.no_grad():
+        keys = torch.arange(7)
+        seen = keys[None] <= torch.arange(5)[:, None] + 2
+        s = (q.double() @ k.double().repeat_interleave(2, 1).transpose(2, 3)) * 8**-0.5
+        s = s.masked_fill(~seen, -torch.inf)
+        all_ = torch.cat([s, sinks.double().reshape(1, 4, 1, 1).expand(2, 4, 5, 1)], -1)
+        p = torch.softmax(all_, -1)[..., :-1]
+    out = attention_with_sinks(q, k, v, sinks, ("entropy", "coverage", "max_weight", "support"),
+                               {"causal": True})
+    empty = attention_with_sinks(q, k, v, sinks, ("entropy",),
+                                 {"key_lengths": torch.tensor([0, 7])})
+    assert (empty.y[0] == 0).all() and (empty.entropy[0] == 0).all()
+    gradient, = torch.autograd.grad(empty.entropy[0].sum() + empty.y[0].sum(), sinks)
+    assert (gradient == 0).all()
+    assert_near(out.y, p @ v.double().repeat_interleave(2, 1))
+    assert_near(out.row_stat, torch.logsumexp(all_, -1))
+    assert_near(out.entropy, -torch.special.xlogy(p, p).sum(-1))
+    assert_near(out.max_weight, p.amax(-1))
+    assert_near(out.coverage, p.sum(-2))
+    assert_near(out.weights(), p)
+    assert_near(out.weights([1, 3], [2]), p[:, [2]][:, :, [1, 3]])
+    assert torch.equal(out.max_key, p.argmax(-1))
+    # The gradient of the sinks, of y and of the entropy, against that of the formula.
+    up = torch.randn(2, 4, 5, 8)
+    ((out.y * up).sum() + out.entropy.sum()).backward()
+    leaf = sinks.detach().double().requires_grad_()
+    p = torch.softmax(torch.cat([s, leaf.reshape(1, 4, 1, 1).expand(2, 4, 5, 1)], -1), -1)[..., :-1]
+    loss = ((p @ v.double().repeat_interleave(2, 1)) * up).sum()
+    (loss - (p * p.clamp_min(1e-300).log()).sum()).backward()
+    assert_near(sinks.grad, leaf.grad)
+
+
+def test_a_model_with_sinks_is_observed() -> None:
+    eager, ours = pair("gpt_oss")
+    inputs = inputs_of("gpt_oss", True)
+    with torch.no_grad():
+        want = torch.stack(eager(**inputs, output_attentions=True).attentions)
+        with foci.torch.observe(ours, rows=[0, -1]) as o:
+            ours(**inputs)
+    real = inputs["attention_mask"].bool()[None, :, None, :].expand(2, 3, 4, 10)
+    assert_near(o.entropy[real], -torch.special.xlogy(want, want).sum(-1)[real])
+    assert_near(o.max_weight[real], want.amax(-1)[real])
+    assert_near(o.weights[:, :, :, 1], want[:, :, :, -1])

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 
 from ._attention import attention
+from ._sinks import attention_with_sinks
 
 __all__ = ["LayerRecord", "Observation", "observe"]
 
@@ -188,9 +189,12 @@ def _require_backend(model: torch.nn.Module) -> None:
 
 
 def attend(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-           options: Dict[str, Any], want_weights: bool = False
-           ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+           options: Dict[str, Any], want_weights: bool = False,
+           sinks: Optional[torch.Tensor] = None) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """Attention on behalf of a module, told to the observations that are open for it.
+
+    Args:
+        sinks: [H] logits that take part in the softmax and have no value; they get gradients.
 
     Returns:
         y [B, H, N, Dv], and the weights [B, H, N, M] if wanted.
@@ -198,11 +202,15 @@ def attend(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.T
     watching: List[Observation] = []
     if not torch.compiler.is_compiling():  # which cannot trace a ContextVar
         watching = [o for o in dict.fromkeys(_open.get()) if module in o._names]
-    if not watching and not want_weights:
+    if not watching and not want_weights and sinks is None:
         y: torch.Tensor = attention(q, k, v, **options)
         return y, None
     statistics = {name for o in watching for name in o._statistics} | {"row_stat"}
-    outputs = attention(q, k, v, statistics=tuple(sorted(statistics)), **options)
+    outputs: Any
+    if sinks is not None:
+        outputs = attention_with_sinks(q, k, v, sinks, statistics, options)
+    else:
+        outputs = attention(q, k, v, statistics=tuple(sorted(statistics)), **options)
     for o in watching:
         o._record(module, outputs)
     return outputs.y, outputs.weights() if want_weights else None

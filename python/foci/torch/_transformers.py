@@ -13,7 +13,7 @@ __all__ = ["register_transformers"]
 
 NAME = "foci"
 # What some models pass to their attention and foci does not compute.
-_REFUSED = ("s_aux", "sinks", "head_mask", "layer_head_mask")
+_REFUSED = ("head_mask", "layer_head_mask")
 
 
 def register_transformers() -> None:
@@ -63,6 +63,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                       is_causal: Optional[bool] = None,
                       position_bias: Optional[torch.Tensor] = None,
                       softcap: Optional[float] = None, sliding_window: Optional[int] = None,
+                      s_aux: Optional[torch.Tensor] = None,
                       **kwargs: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """What a transformers layer calls.
 
@@ -75,6 +76,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         scaling: of the scores, 1/sqrt(D) where None.
         position_bias: [1 or B, H, N, M], added to the scores.
         softcap: of the scaled scores.
+        s_aux: [H] attention sinks: logits that take part in the softmax and have no value.
         sliding_window: counts only where there is no mask, as a mask has it in it.
 
     Returns:
@@ -109,7 +111,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     if dropout > 0.0:
         options["dropout"] = float(dropout)  # its seed comes from PyTorch's generator
     wanted = bool(kwargs.get("output_attentions"))
-    y, weights = _observe.attend(module, query, key, value, options, want_weights=wanted)
+    y, weights = _observe.attend(module, query, key, value, options, want_weights=wanted,
+                                 sinks=s_aux)
     return y.transpose(1, 2).contiguous(), weights
 
 
