@@ -36,7 +36,7 @@ nb::typed<nb::tuple, Arrays, Metadata> load(const std::string& path) {
   return nb::typed<nb::tuple, Arrays, Metadata>(nb::make_tuple(tensors, file.metadata));
 }
 
-void save(const std::string& path, Arrays tensors,
+void save(const std::string& path, const Arrays& tensors,
           const std::map<std::string, std::string>& metadata) {
   std::vector<std::pair<std::string, Tensor>> list;
   for (const auto& [key, value] : tensors) {

@@ -61,8 +61,9 @@ void bind_host_pool(nb::module_& m) {
       [](nb::type_object type, uintptr_t parallel, uintptr_t threads) {
         Pool& p = pool();
         if (p.type != nullptr) return;  // once for all
-        p.threads = reinterpret_cast<Threads>(threads);
-        const auto run = reinterpret_cast<Parallel>(parallel);
+        // Addresses as ctypes has them.
+        p.threads = reinterpret_cast<Threads>(threads);         // NOLINT(performance-no-int-to-ptr)
+        const auto run = reinterpret_cast<Parallel>(parallel);  // NOLINT(performance-no-int-to-ptr)
         p.executor = std::make_shared<const Executor>(
             [run, ask = p.threads](int64_t count, const std::function<void(int64_t)>& task) {
               Loop loop{.count = count, .task = &task};
