@@ -17,26 +17,43 @@
 namespace foci::python {
 namespace {
 
+// ---- names ----------------------------------------------------------------------------------
+
+// A tensor of a struct, by the name that Python gives it.
+template <class Owner>
+struct Field {
+  const char* name;
+  Tensor Owner::*member;
+};
+
+// The one of that name; throws naming `what`, which lacks it. `kind`: what it is no one of.
+template <class Fields>
+const auto& field_named(const Fields& fields, const std::string& name, const char* what,
+                        const char* kind) {
+  for (const auto& field : fields) {
+    if (name == field.name) return field;
+  }
+  throw nb::value_error(fmt::format("{}: '{}' arrived, which is no {}", what, name, kind).c_str());
+}
+
 // ---- inputs ---------------------------------------------------------------------------------
 
-struct InputName {
-  const char* name;
-  Tensor AttentionInputs::*member;
-  std::optional<DType> integer;  // what other integers become
+struct Input : Field<AttentionInputs> {
+  std::optional<DType> integer{};  // what other integers become
 };
 constexpr size_t kInputs = 10;
-const std::array<InputName, kInputs>& input_names() {
-  static const std::array<InputName, kInputs> names = {{
-      {"key_lengths", &AttentionInputs::key_lengths, DType::i64},
-      {"past_lengths", &AttentionInputs::past_lengths, DType::i64},
-      {"q_segments", &AttentionInputs::q_segments, DType::i32},
-      {"k_segments", &AttentionInputs::k_segments, DType::i32},
-      {"keep", &AttentionInputs::keep, {}},
-      {"bias", &AttentionInputs::bias, {}},
-      {"slopes", &AttentionInputs::slopes, {}},
-      {"table1d", &AttentionInputs::table1d, {}},
-      {"table2d", &AttentionInputs::table2d, {}},
-      {"score_w", &AttentionInputs::score_w, {}},
+const std::array<Input, kInputs>& input_names() {
+  static const std::array<Input, kInputs> names = {{
+      {{"key_lengths", &AttentionInputs::key_lengths}, DType::i64},
+      {{"past_lengths", &AttentionInputs::past_lengths}, DType::i64},
+      {{"q_segments", &AttentionInputs::q_segments}, DType::i32},
+      {{"k_segments", &AttentionInputs::k_segments}, DType::i32},
+      {{"keep", &AttentionInputs::keep}, {}},
+      {{"bias", &AttentionInputs::bias}, {}},
+      {{"slopes", &AttentionInputs::slopes}, {}},
+      {{"table1d", &AttentionInputs::table1d}, {}},
+      {{"table2d", &AttentionInputs::table2d}, {}},
+      {{"score_w", &AttentionInputs::score_w}, {}},
   }};
   return names;
 }
@@ -65,15 +82,10 @@ AttentionInputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle t
   in.k = tensor_of("k", k);
   in.v = tensor_of("v", v);
   for_items("tensors", tensors, [&](const std::string& name, nb::handle value) {
-    for (const InputName& known : input_names()) {
-      if (name != known.name) continue;
-      Tensor t = tensor_of(known.name, value);
-      if (known.integer) t = integers(known.name, t, *known.integer);
-      in.*known.member = t;
-      return;
-    }
-    throw nb::value_error(
-        fmt::format("tensors: '{}' arrived, which is no tensor of a spec", name).c_str());
+    const Input& input = field_named(input_names(), name, "tensors", "tensor of a spec");
+    Tensor t = tensor_of(input.name, value);
+    if (input.integer) t = integers(input.name, t, *input.integer);
+    in.*input.member = t;
   });
   return in;
 }
@@ -99,12 +111,8 @@ double pairs_of(const AttentionInputs& in) {
 
 // ---- outputs --------------------------------------------------------------------------------
 
-struct OutputName {
-  const char* name;
-  Tensor AttentionOutputs::*member;
-};
 constexpr size_t kOutputs = 7;
-constexpr std::array<OutputName, kOutputs> kOutputNames = {{
+constexpr std::array<Field<AttentionOutputs>, kOutputs> kOutputNames = {{
     {"y", &AttentionOutputs::y},
     {"row_stat", &AttentionOutputs::row_stat},
     {"entropy", &AttentionOutputs::entropy},
@@ -117,12 +125,8 @@ constexpr std::array<OutputName, kOutputs> kOutputNames = {{
 AttentionOutputs outputs_in(const char* what, nb::handle given) {
   AttentionOutputs out;
   for_items(what, given, [&](const std::string& name, nb::handle value) {
-    for (const OutputName& known : kOutputNames) {
-      if (name != known.name) continue;
-      out.*known.member = writable_tensor_of(known.name, value);
-      return;
-    }
-    throw nb::value_error(fmt::format("{}: '{}' arrived, which is no result", what, name).c_str());
+    const auto& output = field_named(kOutputNames, name, what, "result");
+    out.*output.member = writable_tensor_of(output.name, value);
   });
   return out;
 }
@@ -152,11 +156,7 @@ Outputs attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v
 
 // ---- backward -------------------------------------------------------------------------------
 
-struct GradientName {
-  const char* name;
-  Tensor AttentionGradients::*member;
-};
-constexpr std::array<GradientName, 9> kGradientNames = {{
+constexpr std::array<Field<AttentionGradients>, 9> kGradientNames = {{
     {"dq", &AttentionGradients::dq},
     {"dk", &AttentionGradients::dk},
     {"dv", &AttentionGradients::dv},
@@ -170,27 +170,19 @@ constexpr std::array<GradientName, 9> kGradientNames = {{
 
 AttentionUpstream upstream_of(nb::handle given) {
   AttentionUpstream up;
-  struct Name {
-    const char* name;
-    Tensor AttentionUpstream::*member;
-  };
-  static constexpr std::array<Name, 5> kNames = {{{"dy", &AttentionUpstream::dy},
-                                                  {"drow_stat", &AttentionUpstream::drow_stat},
-                                                  {"dentropy", &AttentionUpstream::dentropy},
-                                                  {"dmax_weight", &AttentionUpstream::dmax_weight},
-                                                  {"dcoverage", &AttentionUpstream::dcoverage}}};
+  static constexpr std::array<Field<AttentionUpstream>, 5> kNames = {
+      {{"dy", &AttentionUpstream::dy},
+       {"drow_stat", &AttentionUpstream::drow_stat},
+       {"dentropy", &AttentionUpstream::dentropy},
+       {"dmax_weight", &AttentionUpstream::dmax_weight},
+       {"dcoverage", &AttentionUpstream::dcoverage}}};
   for_items("upstream", given, [&](const std::string& name, nb::handle value) {
-    for (const Name& known : kNames) {
-      if (name != known.name) continue;
-      Tensor t = tensor_of(known.name, value);
-      // Statistics' gradients are small, and sums' are often broadcast views.
-      if (t.defined() && known.member != &AttentionUpstream::dy) t = t.contiguous();
-      if (t.defined() && t.rank() > 0 && t.dim(-1) > 1 && t.stride(-1) != 1) t = t.contiguous();
-      up.*known.member = t;
-      return;
-    }
-    throw nb::value_error(
-        fmt::format("upstream: '{}' arrived, which is no gradient of a result", name).c_str());
+    const auto& field = field_named(kNames, name, "upstream", "gradient of a result");
+    Tensor t = tensor_of(field.name, value);
+    // Statistics' gradients are small, and sums' are often broadcast views.
+    if (t.defined() && field.member != &AttentionUpstream::dy) t = t.contiguous();
+    if (t.defined() && t.rank() > 0 && t.dim(-1) > 1 && t.stride(-1) != 1) t = t.contiguous();
+    up.*field.member = t;
   });
   return up;
 }
@@ -228,22 +220,15 @@ Arrays gradients_to(const Bound& bound, double pairs, const AttentionOutputs& sa
   AttentionGradients g;
   Arrays result;
   for_items("into", into, [&](const std::string& name, nb::handle value) {
-    for (const GradientName& known : kGradientNames) {
-      if (name != known.name) continue;
-      g.*known.member = writable_tensor_of(known.name, value);
-      result[known.name] = nb::borrow(value);
-      return;
-    }
-    throw nb::value_error(fmt::format("into: '{}' arrived, which is no gradient", name).c_str());
+    const auto& gradient = field_named(kGradientNames, name, "into", "gradient");
+    g.*gradient.member = writable_tensor_of(gradient.name, value);
+    result[gradient.name] = nb::borrow(value);
   });
   without_gil(pairs, [&] { bound.backward(saved, up, w, g); });
   for (const std::string& name : wanted) {
-    for (const GradientName& known : kGradientNames) {
-      const Tensor& t = g.*known.member;
-      if (name == known.name && t.defined() && !result.contains(known.name)) {
-        result[known.name] = array_of(t);
-      }
-    }
+    const auto& gradient = field_named(kGradientNames, name, "wanted", "gradient");
+    const Tensor& t = g.*gradient.member;
+    if (t.defined() && !result.contains(gradient.name)) result[gradient.name] = array_of(t);
   }
   return result;
 }
@@ -261,9 +246,8 @@ Arrays attention_backward(const HeldSpec& spec, nb::handle q, nb::handle k, nb::
       out.ordinary = value.ptr() == Py_True;
       return;
     }
-    for (const OutputName& known : kOutputNames) {
-      if (name == known.name) out.*known.member = tensor_of(known.name, value);
-    }
+    const auto& output = field_named(kOutputNames, name, "saved", "result");
+    out.*output.member = tensor_of(output.name, value);
   });
   return gradients_to(bound, pairs_of(in), out, upstream, wanted, into);
 }
