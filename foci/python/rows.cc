@@ -7,6 +7,7 @@
 #include "foci/python/arrays.h"
 #include "foci/python/bindings.h"
 #include "foci/python/host_pool.h"
+#include "foci/python/interrupt.h"
 #include "foci/python/spec.h"
 
 namespace foci::python {
@@ -37,10 +38,8 @@ void bind_rows(nb::module_& m) {
         const HostPoolScope host(scores);
         const Tensor s = asked("scores", scores);
         Tensor weights;
-        {
-          const nb::gil_scoped_release free;
-          weights = normalize(spec.spec().normalizer, s);
-        }
+        without_gil(static_cast<double>(s.numel()),
+                    [&] { weights = normalize(spec.spec().normalizer, s); });
         return result(weights, into);
       },
       nb::arg("spec"), nb::arg("scores").none(), nb::arg("into") = nb::none());
@@ -50,10 +49,8 @@ void bind_rows(nb::module_& m) {
         const HostPoolScope host(weights);
         const Tensor p = asked("weights", weights), up = asked("dweights", dweights);
         Tensor g;
-        {
-          const nb::gil_scoped_release free;
-          g = normalize_backward(spec.spec().normalizer, p, up);
-        }
+        without_gil(static_cast<double>(p.numel()),
+                    [&] { g = normalize_backward(spec.spec().normalizer, p, up); });
         return result(g, into);
       },
       nb::arg("spec"), nb::arg("weights").none(), nb::arg("dweights").none(),
