@@ -3,6 +3,8 @@
     python examples/python/replace_sdpa.py
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -10,29 +12,25 @@ import foci.torch
 
 
 class SelfAttention(torch.nn.Module):
-    """A causal layer as many write it; ``on_foci`` is the only difference."""
+    """A causal layer as many write it; ``sdpa`` is whose attention it calls."""
 
-    def __init__(self, width: int, heads: int, on_foci: bool) -> None:
+    def __init__(self, width: int, heads: int, sdpa: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.heads, self.on_foci = heads, on_foci
+        self.heads, self.sdpa = heads, sdpa
         self.qkv = torch.nn.Linear(width, 3 * width)
         self.out = torch.nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, N, width]
         B, N, width = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        if self.on_foci:
-            # N queries on N keys: both libraries' causal masks mean the same. Where they differ in
-            # number, is_causal=True of PyTorch is causal="top-left" here.
-            y = foci.torch.attention(q, k, v, causal=True)
-        else:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = self.sdpa(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(B, N, width))
 
 
 def main() -> None:
     torch.manual_seed(0)
-    theirs, ours = (SelfAttention(64, 4, on_foci) for on_foci in (False, True))
+    theirs = SelfAttention(64, 4, F.scaled_dot_product_attention)
+    ours = SelfAttention(64, 4, foci.torch.scaled_dot_product_attention)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 100, 64)
     ys = []
@@ -46,6 +44,8 @@ def main() -> None:
     print(f"largest difference of gradients: "
           f"{max((a.grad - b.grad).abs().max() for a, b in pairs):.1e}")
 
+    # foci.torch.attention has all that foci can do. Where queries and keys differ in number,
+    # is_causal=True is causal="top-left" there.
     q, k, v = torch.randn(3, 2, 4, 100, 16)
     out = foci.torch.attention(q, k, v, causal=True, statistics=("entropy", "max_weight"))
     print(f"entropy of the last row:         {out.entropy[..., -1].mean():.2f} nats "

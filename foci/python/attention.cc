@@ -97,6 +97,9 @@ AttentionShape checked_shape(const AttentionInputs& in) {
             letters);
   };
   check("q", in.q, "[B, H, N, D]");
+  const DType type = in.q.dtype();
+  require(type == DType::f32 || type == DType::f16 || type == DType::bf16,
+          "q: {} arrived, float32, float16 or bfloat16 is right", name_of(type));
   check("k", in.k, "[B, Hk, M, D]");
   check("v", in.v, "[B, Hk, M, Dv]");
   return shape_of(in);

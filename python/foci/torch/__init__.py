@@ -29,8 +29,9 @@ from ._mask import BlockMask, create_block_mask
 from ._multihead import MultiheadAttention
 from ._observe import LayerRecord, Observation, observe
 from ._rows import entmax, softmax, sparsemax, topk
+from ._sdpa import scaled_dot_product_attention
 from ._transformers import register_transformers
 
 __all__ = ["BlockMask", "LayerRecord", "MultiheadAttention", "Observation", "Outputs", "attention",
-           "create_block_mask", "entmax", "observe", "register_transformers", "softmax",
-           "sparsemax", "topk"]
+           "create_block_mask", "entmax", "observe", "register_transformers",
+           "scaled_dot_product_attention", "softmax", "sparsemax", "topk"]
