@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import foci.torch  # noqa: E402
+from foci.torch import _pattern  # noqa: E402
 from foci.torch import _transformers as backend  # noqa: E402
 
 masking_utils = pytest.importorskip("transformers.masking_utils",
@@ -323,7 +324,7 @@ def test_what_foci_does_not_compute_is_refused() -> None:
     q = torch.randn(1, 2, 3, 8)
     with pytest.raises(ValueError, match="head_mask"):
         backend.attention_forward(torch.nn.Module(), q, q, q, None, head_mask=torch.ones(2))
-    with pytest.raises(ValueError, match=r"sinks: shape \[3\] arrived, \[2\] is right"):
+    with pytest.raises(ValueError, match=r"sinks: shape \[3\] arrived, \[2\], one a head"):
         backend.attention_forward(torch.nn.Module(), q, q, q, None, s_aux=torch.zeros(3))
     with pytest.raises(ValueError, match="attention_mask: shape"):
         backend.attention_forward(torch.nn.Module(), q, q, q, torch.ones(1, 3, dtype=torch.bool))
@@ -620,3 +621,28 @@ def test_a_model_with_sinks_is_observed() -> None:
     assert_near(o.entropy[real], -torch.special.xlogy(want, want).sum(-1)[real])
     assert_near(o.max_weight[real], want.amax(-1)[real])
     assert_near(o.weights[:, :, :, 1], want[:, :, :, -1])
+
+
+@pytest.mark.parametrize("kind, sizes", [
+    ("Bloom", dict(vocab_size=100, hidden_size=32, n_layer=2, n_head=4)),
+    ("Mpt", dict(vocab_size=100, d_model=32, n_layers=2, n_heads=4)),
+    ("MPNet", SMALL)])
+def test_models_with_attention_of_their_own_stay_right_and_say_so(kind: str,
+                                                                  sizes: Dict[str, Any]) -> None:
+    maker = getattr(transformers, kind + "Model")
+    models = [maker._from_config(getattr(transformers, kind + "Config")(**sizes),
+                                 attn_implementation=name).eval() for name in ("eager", "foci")]
+    models[1].load_state_dict(models[0].state_dict())
+    inputs = {"input_ids": torch.randint(3, 100, (3, 10)), "attention_mask": padded("bert")}
+    _pattern._ways.cache_clear()
+    with torch.no_grad(), pytest.warns(UserWarning, match=f"{kind}Config: .* does not reach it"):
+        got = run(models[1], inputs)
+    with torch.no_grad():
+        assert torch.equal(got, run(models[0], inputs))
+
+
+def test_a_layer_that_says_nothing_of_its_mask_has_none() -> None:
+    q = torch.randn(1, 2, 4, 8)
+    got, _ = backend.attention_forward(torch.nn.Module(), q, q, q, None)
+    want = torch.softmax(q.double() @ q.double().mT / 8**0.5, -1) @ q.double()
+    assert_near(got, want.transpose(1, 2))

@@ -4,11 +4,15 @@ transformers asks a backend for a mask once a forward call, and hands it to ever
 here is a function of (batch, head, query, key) indices and a [B, M] padding mask. Where the
 function is a rule that foci knows (causal, windows, packed sequences), the mask that goes through
 the model is a :class:`PatternMask`: a tensor of the right shape that holds that rule. Anything else
-becomes the boolean tensor that PyTorch's own backend would get.
+becomes the boolean tensor that PyTorch's own backend would get. A model that was not written for
+boolean masks gets the one that is added to scores, as transformers' "eager" makes it.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+import warnings
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
@@ -193,16 +197,56 @@ class _Reader:
                            (int(value) - 1, None) if kind == "left" else (int(value), int(value)))
 
 
+@functools.lru_cache(maxsize=None)
+def _ways(config: type) -> Tuple[bool, bool]:
+    """What the models of a configuration do with masks.
+
+    Returns:
+        Whether they know no masks but those that are added to scores, since they were written for
+        "eager" alone (warns where they compute their attention themselves); and whether all their
+        attention layers say by ``is_causal`` what is meant where there is no mask.
+    """
+    module = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
+    if module is None or module.__name__ == config.__module__:
+        return False, False
+    classes = [c for c in vars(module).values()
+               if isinstance(c, type) and issubclass(c, torch.nn.Module)]
+    layers = [c for c in classes if "Attention" in c.__name__ and c.__module__ == module.__name__]
+    say = bool(layers) and all("is_causal" in c.__init__.__code__.co_names for c in layers)
+    if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
+        warnings.warn(
+            f"{config.__name__}: transformers computes the attention of these models itself, "
+            "attn_implementation='foci' does not reach it", stacklevel=2)
+        return True, say
+    flags = ("_supports_sdpa", "_supports_flex_attn")
+    models = [c for c in classes if getattr(c, "config_class", None) is config
+              and hasattr(c, flags[0])]
+    boolean = any(getattr(c, flag, False) for c in models for flag in flags)
+    return bool(models) and not boolean, say
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant_ways(config: type) -> Tuple[bool, bool]:
+    return _ways(config)
+
+
 def mask_function_for(masking_utils: Any) -> Callable[..., Optional[torch.Tensor]]:
     """The backend's entry for transformers' AttentionMaskInterface."""
     reader = _Reader(masking_utils)
 
     def foci_mask(*args: Any, **kwargs: Any) -> Optional[torch.Tensor]:
+        config = kwargs.get("config")
+        adds, says = (False, False) if config is None else _constant_ways(type(config))
+        if adds:
+            added: Optional[torch.Tensor] = masking_utils.eager_mask(*args, **kwargs)
+            return added
         if not args and not is_tracing():
             try:
                 return _pattern(reader, **kwargs)
             except _Unknown:
                 pass
+        if not says:  # not left to a layer's is_causal, which not every layer has
+            kwargs["allow_is_causal_skip"] = False
         made: Optional[torch.Tensor] = masking_utils.sdpa_mask(*args, **kwargs)
         return made
 

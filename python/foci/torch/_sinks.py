@@ -20,7 +20,7 @@ class SunkOutputs:
     entropy is that of the keys' weights; coverage has no gradient."""
 
     def __init__(self, out: Outputs, sinks: torch.Tensor) -> None:
-        column = sinks.reshape(1, -1, 1)
+        column = sinks.reshape(1, -1, 1) if sinks.dim() < 4 else sinks.squeeze(-1)
         share = torch.sigmoid(out.row_stat - column)  # of the keys in a row, [B, H, N]
         self._out, self._share = out, share
         self.y = out.y * share.unsqueeze(-1).to(out.y.dtype)
@@ -54,12 +54,13 @@ def attention_with_sinks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink
     """:func:`foci.torch.attention` whose softmax has one more logit a head.
 
     Args:
-        sinks: [H], or one number for all; gets a gradient.
+        sinks: [H], or of every query, [B, H, N, 1]; gets a gradient.
         statistics: as of ``attention``.
     """
-    if sinks.numel() not in (1, q.shape[1]):
-        raise ValueError(f"sinks: shape {list(sinks.shape)} arrived, [{q.shape[1]}] is right, one "
-                         "a head")
+    B, H, N, _ = q.shape
+    if tuple(sinks.shape) not in ((H,), (B, H, N, 1)):
+        raise ValueError(f"sinks: shape {list(sinks.shape)} arrived, [{H}], one a head, or "
+                         f"{[B, H, N, 1]}, one a query, is right")
     wanted = set(statistics) | {"row_stat"}
     out = attention(q, k, v, statistics=tuple(sorted(wanted - {"coverage"})), **options)
     sunk = SunkOutputs(out, sinks)

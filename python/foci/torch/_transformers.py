@@ -64,6 +64,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                       position_bias: Optional[torch.Tensor] = None,
                       softcap: Optional[float] = None, sliding_window: Optional[int] = None,
                       s_aux: Optional[torch.Tensor] = None,
+                      sinks: Optional[torch.Tensor] = None,
                       **kwargs: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """What a transformers layer calls.
 
@@ -76,7 +77,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         scaling: of the scores, 1/sqrt(D) where None.
         position_bias: [1 or B, H, N, M], added to the scores.
         softcap: of the scaled scores.
-        s_aux: [H] attention sinks: logits that take part in the softmax and have no value.
+        s_aux: attention sinks, [H] or, by the name of ``sinks``, [B, H, N, 1]: logits that take part
+            in the softmax and have no value.
         sliding_window: counts only where there is no mask, as a mask has it in it.
 
     Returns:
@@ -92,7 +94,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         query = query.expand(B, -1, -1, -1)
     options: Dict[str, Any] = {}
     if attention_mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        # A layer that says nothing has no mask: those that look back are given theirs.
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
         if causal and N > 1:
             if sliding_window is not None and sliding_window < M:
                 options.update(window=(sliding_window - 1, 0), window_align="top-left")
@@ -112,7 +115,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         options["dropout"] = float(dropout)  # its seed comes from PyTorch's generator
     wanted = bool(kwargs.get("output_attentions"))
     y, weights = _observe.attend(module, query, key, value, options, want_weights=wanted,
-                                 sinks=s_aux)
+                                 sinks=sinks if s_aux is None else s_aux)
     return y.transpose(1, 2).contiguous(), weights
 
 
