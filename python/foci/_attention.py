@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple, Union, overload
 
 import numpy as np
 
 from . import _core
+from ._types import Options
 from .spec import Spec, spec_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Outputs", "attention", "attention_backward", "explain", "weights"]
 
@@ -77,13 +81,7 @@ def resolve(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[Spec, Dict[s
         if not options:
             return _DEFAULT, options
         own, arrays = split_options(options)
-        try:
-            return spec_of(own), arrays
-        except TypeError as error:
-            if "unexpected keyword" in str(error):
-                unknown = str(error).split("argument")[-1].strip()
-                raise TypeError(f"{unknown}: foci knows no such option; see foci.Spec") from None
-            raise
+        return spec_of(own), arrays
     if not isinstance(spec, Spec):
         raise TypeError(f"spec: {type(spec).__name__} arrived, foci.Spec is right")
     if options:
@@ -119,6 +117,9 @@ class Outputs:
     def __init__(self, core: _core.Outputs, spec: Spec) -> None:
         self._core = core
         self.spec = spec
+
+    def __repr__(self) -> str:
+        return described(self)
 
     @property
     def y(self) -> np.ndarray: return self._core.y  # type: ignore[return-value]
@@ -185,6 +186,14 @@ class Outputs:
                                    _names("wanted", wanted))
 
 
+def described(outputs: Any) -> str:
+    """The name of what a call gave, and the shapes of what is there."""
+    names = ("y", "row_stat", "entropy", "max_weight", "max_key", "support", "coverage")
+    there = ((name, getattr(outputs, name)) for name in names)
+    shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in there if t is not None)
+    return f"<{type(outputs).__name__}: {shapes}>"
+
+
 def _names(name: str, values: Sequence[str]) -> list[str]:
     if isinstance(values, str):
         values = (values,)
@@ -210,6 +219,14 @@ def indices(name: str, given: Optional[Sequence[int]], count: int) -> list[int]:
             raise ValueError(f"{name}: {n} arrived, a number below {count} is right")
         result.append(n + count if n < 0 else n)
     return result
+
+
+@overload
+def attention(q: Array, k: Array, v: Array, spec: Optional[Spec] = None, *,
+              statistics: Tuple[()] = (), **options: Unpack[Options]) -> np.ndarray: ...
+@overload
+def attention(q: Array, k: Array, v: Array, spec: Optional[Spec] = None, *,
+              statistics: Union[str, Iterable[str]], **options: Unpack[Options]) -> Outputs: ...
 
 
 def attention(q: Array, k: Array, v: Array, spec: Optional[Spec] = None, *,

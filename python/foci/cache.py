@@ -8,7 +8,7 @@ from typing import Any, Iterable, Optional, Sequence, Union
 import numpy as np
 
 from . import _core
-from ._attention import Array, resolve, statistics_bits
+from ._attention import Array, described, resolve, statistics_bits
 from .spec import Spec
 
 __all__ = ["Cache", "CacheOutputs"]
@@ -16,7 +16,7 @@ __all__ = ["Cache", "CacheOutputs"]
 _TABLES = ("slopes", "table1d", "score_w")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class CacheOutputs:
     """What :meth:`Cache.attend` gave where statistics were asked for; as in foci.Outputs."""
 
@@ -27,6 +27,9 @@ class CacheOutputs:
     max_key: Optional[np.ndarray] = None
     support: Optional[np.ndarray] = None
     coverage: Optional[np.ndarray] = None
+
+    def __repr__(self) -> str:
+        return described(self)
 
 
 def _size(name: str, value: object) -> int:
@@ -64,6 +67,9 @@ class Cache:
                  sequences: int = 1, dtype: str = "float32",
                  window: Optional[int] = None) -> None:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        if name not in ("float32", "float16"):
+            raise ValueError(f"dtype: {name} arrived, float32 or float16 is right: what a cache "
+                             "gives are NumPy's arrays")
         head_size = _size("head_size", head_size)
         self._core = _core.Cache(
             _size("sequences", sequences), _size("kv_heads", kv_heads), head_size,

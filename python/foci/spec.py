@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import json
 import math
 import numbers
@@ -80,10 +82,31 @@ def _scale(scale: object) -> Any:
 
 
 def _dropout(dropout: object, seed: object, place: object) -> Optional[Dict[str, Any]]:
+    _read("dropout_seed", seed, "dropout", dropout is not None)
+    _read("dropout_place", place, "dropout", dropout is not None)
     if dropout is None:
         return None
-    return {"p": _number("dropout", dropout), "seed": _integer("dropout_seed", seed),
-            "place": _choice("dropout_place", place, _PLACES)}
+    return {"p": _number("dropout", dropout),
+            "seed": 0 if seed is None else _integer("dropout_seed", seed),
+            "place": "weights" if place is None else _choice("dropout_place", place, _PLACES)}
+
+
+def _read(name: str, value: object, by: str, on: bool) -> None:
+    """Refuses an option that nothing reads: it was meant to change something."""
+    if value is not None and not on:
+        raise ValueError(f"{name}: {value!r} arrived, but nothing reads it without {by}")
+
+
+# Options by the names that the engine's messages have for them, those of JSON.
+_NAMES = {"normalizer.alpha": "alpha", "normalizer.k": "top_k", "score.gamma": "gamma",
+          "dropout.p": "dropout", "dropout.seed": "dropout_seed"}
+
+
+def _in_options(message: str) -> str:
+    name, colon, rest = message.partition(":")
+    if name.startswith("masks[") and name.endswith((".left", ".right")):
+        return f"window{colon}{rest}"
+    return f"{_NAMES.get(name, name)}{colon}{rest}"
 
 
 class Spec:
@@ -96,18 +119,19 @@ class Spec:
     Args:
         score: ``"dot"``, ``"cosine"``, ``"l2"`` (minus gamma times the squared distance) or
             ``"additive"`` (``w . tanh(q + k)``, w given as ``score_w [D]``).
-        gamma: of ``"l2"``.
+        gamma: of ``"l2"``, 1 where None.
         scale: ``None`` for 1/sqrt(D) of dot and 1 of the others; a number; or H of them.
         softcap: scores become ``softcap * tanh(s / softcap)``.
         normalizer: ``"softmax"``, ``"sparsemax"``, ``"entmax"`` or ``"topk"`` (softmax over the
             k best scores).
-        alpha: of ``"entmax"``, above 1.
-        top_k: of ``"topk"``, at least 1.
+        alpha: of ``"entmax"``, above 1; 1.5 where None.
+        top_k: of ``"topk"``, at least 1, which it is where None.
         causal: True (the last query sees all keys, ``"bottom-right"``), ``"top-left"`` (as
             PyTorch's ``is_causal``) or ``"past"`` (reads ``past_lengths [B]``).
         window: a query sees so many keys on either side, ``(left, right)`` or one number; None
             is without bound.
-        window_align: where a query stands among the keys, as for ``causal``.
+        window_align: where a query stands among the keys, as for ``causal``; ``"bottom-right"``
+            where None.
         key_lengths: reads ``key_lengths [B]``: only the first so many keys exist.
         segments: reads ``q_segments [B, N]`` and ``k_segments [B, M]``: packed sequences.
         keep: reads ``keep``, boolean, broadcast to [B, H, N, M]; True attends.
@@ -116,44 +140,54 @@ class Spec:
         relative1d: the largest distance; reads ``table1d [H, 2 * relative1d + 1]``.
         relative2d: ``(height, width)`` of a grid; reads ``table2d [H, 2h - 1, 2w - 1]``.
         dropout: the chance that a weight is dropped. For training only.
-        dropout_seed: equal seeds drop equal weights, whatever the batch or the threads.
-        dropout_place: ``"weights"``, or ``"keys"`` (DropKey: dropped before the normaliser).
+        dropout_seed: equal seeds drop equal weights, whatever the batch or the threads; 0 where
+            None.
+        dropout_place: ``"weights"`` (so where None), or ``"keys"`` (DropKey: dropped before the
+            normaliser).
 
     Raises:
-        ValueError, TypeError: naming the option, what arrived and what would be right.
+        ValueError, TypeError: naming the option, what arrived and what would be right; so for an
+            option that nothing reads (alpha without entmax, say).
     """
 
     __slots__ = ("_held", "_json")
     _held: _core.Spec
     _json: str
 
-    def __init__(self, *, score: str = "dot", gamma: float = 1.0,
+    def __init__(self, *, score: str = "dot", gamma: Optional[float] = None,
                  scale: Union[None, float, Sequence[float]] = None,
                  softcap: Optional[float] = None, normalizer: str = "softmax",
-                 alpha: float = 1.5, top_k: int = 1, causal: Union[bool, str] = False,
+                 alpha: Optional[float] = None, top_k: Optional[int] = None,
+                 causal: Union[bool, str] = False,
                  window: Union[None, int, Tuple[Optional[int], Optional[int]]] = None,
-                 window_align: str = "bottom-right", key_lengths: bool = False,
+                 window_align: Optional[str] = None, key_lengths: bool = False,
                  segments: bool = False, keep: bool = False, bias: bool = False,
                  alibi: bool = False, relative1d: Optional[int] = None,
                  relative2d: Optional[Tuple[int, int]] = None, dropout: Optional[float] = None,
-                 dropout_seed: int = 0, dropout_place: str = "weights") -> None:
+                 dropout_seed: Optional[int] = None,
+                 dropout_place: Optional[str] = None) -> None:
+        _read("gamma", gamma, "score='l2'", score == "l2")
+        _read("alpha", alpha, "normalizer='entmax'", normalizer == "entmax")
+        _read("top_k", top_k, "normalizer='topk'", normalizer == "topk")
+        _read("window_align", window_align, "window", window is not None)
         options: Dict[str, Any] = {"scale": _scale(scale)}
         options["score"] = {"kind": _choice("score", score, _SCORES)}
         if score == "l2":
-            options["score"]["gamma"] = _number("gamma", gamma)
+            options["score"]["gamma"] = 1.0 if gamma is None else _number("gamma", gamma)
         if softcap is not None:
             options["softcap"] = _number("softcap", softcap)
         options["normalizer"] = {"kind": _choice("normalizer", normalizer, _NORMALIZERS)}
         if normalizer == "entmax":
-            options["normalizer"]["alpha"] = _number("alpha", alpha)
+            options["normalizer"]["alpha"] = 1.5 if alpha is None else _number("alpha", alpha)
         if normalizer == "topk":
-            options["normalizer"]["k"] = _integer("top_k", top_k)
+            options["normalizer"]["k"] = 1 if top_k is None else _integer("top_k", top_k)
         masks: List[Dict[str, Any]] = []
         if causal is not False:
             align = "bottom-right" if causal is True else _choice("causal", causal, _ALIGNS)
             masks.append({"kind": "causal", "align": align})
         if window is not None:
-            masks.append(_window(window, _choice("window_align", window_align, _ALIGNS)))
+            masks.append(_window(window, "bottom-right" if window_align is None else
+                                 _choice("window_align", window_align, _ALIGNS)))
         for name, on in (("key_lengths", key_lengths), ("segments", segments), ("keep", keep)):
             if _flag(name, on):
                 masks.append({"kind": name})
@@ -173,7 +207,10 @@ class Spec:
                            "grid": [_integer("relative2d", x) for x in relative2d]})
         options["biases"] = biases
         options["dropout"] = _dropout(dropout, dropout_seed, dropout_place)
-        self._set(json.dumps(options))
+        try:
+            self._set(json.dumps(options))
+        except ValueError as error:
+            raise ValueError(_in_options(str(error))) from None
 
     def _set(self, text: str) -> None:
         held = _core.Spec(text)
@@ -214,7 +251,18 @@ class Spec:
         """
         if Spec(**self._options()) != self:
             raise ValueError("spec: the constructor's options cannot say this one; change its JSON")
-        return Spec(**{**self._options(), **changes})
+        options = self._options()
+        # What only read the options that go, goes with them.
+        for option, readers in (("score", ("gamma",)), ("normalizer", ("alpha", "top_k"))):
+            if changes.get(option, options.get(option)) != options.get(option):
+                for name in readers:
+                    options.pop(name, None)
+        for option, readers in (("window", ("window_align",)),
+                                ("dropout", ("dropout_seed", "dropout_place"))):
+            if option in changes and changes[option] is None:
+                for name in readers:
+                    options.pop(name, None)
+        return Spec(**{**options, **changes})
 
     def _options(self) -> Dict[str, Any]:
         """The constructor's options that are not at their defaults."""
@@ -277,6 +325,28 @@ class Spec:
         return (Spec.from_json, (self._json,))
 
 
+_OPTIONS = frozenset(inspect.signature(Spec).parameters)
+# Names that other libraries have for what is an option here.
+_ELSEWHERE = {
+    "is_causal": "causal='top-left'", "attn_mask": "keep=... (boolean) or bias=... (added)",
+    "mask": "keep=... (boolean) or bias=... (added)", "dropout_p": "dropout",
+    "key_padding_mask": "key_lengths=... or keep=...", "block_mask": "mask_mod=...",
+    "score_mod": "bias=..., slopes=... or table1d=...", "enable_gqa": "nothing: k's heads say it",
+    "normaliser": "normalizer", "k": "top_k", "sliding_window": "window", "softmax_scale": "scale",
+    "alibi_slopes": "slopes=...", "window_size": "window"}
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raises TypeError for a name that is no option, with what is near it."""
+    for name in options:
+        if name in _OPTIONS:
+            continue
+        near = difflib.get_close_matches(name, _OPTIONS, 1)
+        meant = _ELSEWHERE.get(name) or (near[0] if near else "")
+        raise TypeError(f"{name}: foci knows no such option" +
+                        (f"; {meant} is meant?" if meant else "; see foci.Spec"))
+
+
 @functools.lru_cache(maxsize=256, typed=True)
 def _spec_of(**options: Any) -> Spec:
     return Spec(**options)
@@ -284,6 +354,8 @@ def _spec_of(**options: Any) -> Spec:
 
 def spec_of(options: Mapping[str, Any]) -> Spec:
     """The spec of a call's keyword options; equal ones share one spec, and so its plans."""
+    if not options.keys() <= _OPTIONS:
+        refuse_unknown(options)
     try:
         hash(tuple(options.values()))
     except TypeError:  # a list of scales, say

@@ -114,7 +114,8 @@ def foci_scores(q, k, bias, same):
 def test_entropy_is_that_of_the_weights():
     q, k, v = arrays(3, n=20, m=30)
     for normalizer in ("softmax", "sparsemax", "entmax", "topk"):
-        out = foci.attention(q, k, v, normalizer=normalizer, top_k=5, statistics="entropy")
+        more = {"top_k": 5} if normalizer == "topk" else {}
+        out = foci.attention(q, k, v, normalizer=normalizer, statistics="entropy", **more)
         p = out.weights().astype(np.float64)
         want = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
         assert np.abs(out.entropy - want).max() < 2e-5
@@ -224,7 +225,11 @@ def test_the_spec_is_a_value():
     assert foci.Spec.from_json(spec.to_json()) == spec == pickle.loads(pickle.dumps(spec))
     assert eval(repr(spec), {"Spec": foci.Spec}) == spec
     assert hash(spec) == hash(foci.Spec.from_json(spec.to_dict()))
-    assert spec.replace(normalizer="softmax", alpha=1.5) != spec
+    assert spec.replace(normalizer="softmax") == foci.Spec(
+        causal=True, window=(3, 0), scale=[1, 2], dropout=0.1, dropout_seed=5, relative2d=(2, 3))
+    assert spec.replace(dropout=None, window=None) == foci.Spec(
+        causal=True, normalizer="entmax", alpha=1.25, scale=[1, 2], relative2d=(2, 3))
+    assert spec.replace(alpha=1.5).to_dict()["normalizer"]["alpha"] == 1.5
     assert spec.tensors == ("table2d",)
     assert repr(foci.Spec()) == "Spec()"
     with pytest.raises(AttributeError):

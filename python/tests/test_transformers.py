@@ -239,7 +239,7 @@ def test_an_unmodified_model_changes_its_implementation() -> None:
         assert_near(run(model, inputs), before)
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "t5"])
+@pytest.mark.parametrize("kind", ["bert", "llama", "t5", "gpt2", "gpt_oss"])
 def test_output_attentions_gives_the_exact_weights(kind: str) -> None:
     eager, ours = pair(kind)
     inputs = inputs_of(kind, False)

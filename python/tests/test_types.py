@@ -25,6 +25,11 @@ m = foci.torch.MultiheadAttention(8, 2)
 foci.torch.register_transformers()
 with foci.torch.observe(m) as o:
     pass
+y: np.ndarray = foci.attention(x, x, x, spec)
+e = foci.attention(x, x, x, causal=True, statistics=["entropy"]).entropy
+t = torch.zeros(1, 1, 2, 4)
+z: torch.Tensor = foci.torch.attention(t, t, t, normalizer="sparsemax", keep=t > 0)
+c = foci.torch.attention(t, t, t, statistics="coverage").coverage
 """
 
 
@@ -38,9 +43,22 @@ def mypy(*words, cwd):
     env = os.environ if "site-packages" in folder else {**os.environ, "MYPYPATH": folder}
     done = subprocess.run([sys.executable, "-m", "mypy", "--strict", *words], cwd=cwd, env=env,
                           capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+WRONG = """
+import numpy as np
+import foci
+x = np.zeros((1, 1, 2, 4), np.float32)
+foci.attention(x, x, x, casual=True)
+foci.attention(x, x, x, normalizer="sofmax")
+"""
 
 
 def test_the_package_and_a_program_that_uses_it(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    mypy("-p", "foci", "-m", "program", cwd=tmp_path)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    code, said = mypy("-p", "foci", "-m", "program", cwd=tmp_path)
+    assert code == 0, said
+    code, said = mypy("-m", "wrong", cwd=tmp_path)
+    assert code == 1 and "wrong.py:5" in said and "wrong.py:6" in said, said

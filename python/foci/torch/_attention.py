@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
+from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union,
+                    overload)
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._attention import TENSORS, indices, resolve, statistics_bits
+from .._attention import TENSORS, described, indices, resolve, statistics_bits
+from .._types import Options
 from ..spec import Spec
 from . import _op
 from ._mask import BlockMask, mask_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Outputs", "attention"]
 
@@ -41,6 +46,9 @@ class Outputs:
         self.coverage = results.get("coverage")
         self._call = call
 
+    def __repr__(self) -> str:
+        return described(self)
+
     def weights(self, rows: Optional[Sequence[int]] = None,
                 heads: Optional[Sequence[int]] = None) -> Tensor:
         """Exact weights of some query rows and heads, before dropout.
@@ -55,8 +63,8 @@ class Outputs:
         """
         q, k, tensors, text = self._call
         B, H, N = self.row_stat.shape
-        return torch.ops.foci.weights(  # type: ignore[no-any-return]
-            q, k, *tensors, self.row_stat.detach(), text, indices("rows", rows, N),
+        return _op.call(  # type: ignore[no-any-return]
+            "weights", q, k, *tensors, self.row_stat.detach(), text, indices("rows", rows, N),
             indices("heads", heads, H))
 
 
@@ -93,10 +101,18 @@ class _Attention(torch.autograd.Function):
         return tuple(results[name] for name in _op.RESULTS if name in results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
         call: _Call = ctx.call
         every = ctx.saved_tensors  # asked for once: whoever saved them may make them anew
+        if _op.batched(*grads):
+            return (None, *_of_operator(call, every, grads, ctx.needs_input_grad[1:]))
+        with torch.no_grad():
+            got = _Attention._gradients(ctx, call, every, grads)
+        return (None, *_op.once(got, *every, *grads))
+
+    @staticmethod
+    def _gradients(ctx: Any, call: _Call, every: Tuple[Any, ...],
+                   grads: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
         q, k, v, *others = every[:-len(_op.SAVED)]
         tensors = {name: t for name, t in zip(call.names, others) if name != "scale"}
         scale = others[call.names.index("scale")] if "scale" in call.names else None
@@ -109,7 +125,25 @@ class _Attention(torch.autograd.Function):
         wanted = [name for name, needs in zip(inputs, ctx.needs_input_grad[1:]) if needs]
         got = _op.run_backward(call.held, call.statistics, q, k, v, tensors, saved, upstream,
                                wanted, scale)
-        return (None, *(got.get(name) for name in inputs))
+        return tuple(got.get(name) for name in inputs)
+
+
+def _of_operator(call: _Call, every: Tuple[Any, ...], grads: Tuple[Optional[Tensor], ...],
+                 needs: Sequence[bool]) -> Tuple[Optional[Tensor], ...]:
+    """The gradients by the operator, which is asked wherever somebody else looks on."""
+    inputs = ("q", "k", "v") + call.names
+    given = dict(zip(inputs, every))
+    saved = [every[len(inputs) + n] for n in range(len(_op.SAVED))]
+    saved = [_op.none(name, every[0]) if t is None else t for name, t in zip(_op.SAVED, saved)]
+    by_name = {"d" + name: g for name, g in zip(_given(call.statistics), grads)}
+    wanted = [name for name, needed in zip(inputs, needs) if needed]
+    bits = sum(1 << n for n, name in enumerate(_op.GRADIENTS) if name in wanted)
+    got = torch.ops.foci.attention_backward(
+        *[by_name.get(name) for name in _op.UPSTREAM], *[given.get(n) for n in ("q", "k", "v")],
+        *[given.get(name) for name in _op.NAMES], *saved, call.held.to_json(),
+        call.statistics & ~_ROW_STAT, bits)
+    results = dict(zip(_op.GRADIENTS, got))
+    return tuple(results[name] if name in wanted else None for name in inputs)
 
 
 def _named(statistics: int) -> Tuple[str, ...]:
@@ -136,6 +170,18 @@ def _bits(statistics: Union[str, Iterable[str]]) -> int:
         return 0
     bits = statistics_bits(statistics)
     return 0 if bits < 0 else bits | _ROW_STAT
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor,  # type: ignore[overload-overlap]
+              spec: Optional[Spec] = None, *, statistics: Tuple[()] = (),
+              mask_mod: Union[None, Callable[..., Tensor], BlockMask] = None,
+              **options: Unpack[Options]) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
+              statistics: Union[str, Iterable[str]],
+              mask_mod: Union[None, Callable[..., Tensor], BlockMask] = None,
+              **options: Unpack[Options]) -> Outputs: ...
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
@@ -244,7 +290,7 @@ def _own_tensors(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[
         draws = spec is None and seed is None and isinstance(p, float) and p > 0
         seed = torch.randint(1 << 62, (), dtype=torch.int64) if draws else None
     if isinstance(p, (int, float)) and not isinstance(p, bool) and p == 0:
-        options = {name: value for name, value in options.items() if name != "dropout"}
+        options = {name: value for name, value in options.items() if not name.startswith("dropout")}
     for name, t in options.items():
         if t is not None and name in TENSORS and not isinstance(t, (Tensor, bool)):
             _require_tensor(name, t)
@@ -270,7 +316,9 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
 def _operator(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Tensor],
               scale: Optional[Tensor], seed: Optional[Tensor], bits: int) -> Any:
     others = [tensors.get(name) for name in TENSORS] + [scale, seed]
-    got = torch.ops.foci.attention(q, k, v, *others, text, bits & ~_ROW_STAT)
+    arguments = (q, k, v, *others, text, bits & ~_ROW_STAT)
+    got = (torch.ops.foci.attention(*arguments) if torch.compiler.is_compiling() else
+           _op.call("attention", *arguments))
     if not bits:
         return got[0]
     results = {name: t for name, t in zip(_op.RESULTS, got) if name in _named(bits)}

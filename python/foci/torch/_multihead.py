@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..spec import Spec
+from ..spec import spec_of
 from . import _op
 from ._observe import attend
 
@@ -60,7 +60,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             else:
                 self.register_buffer(name, value, persistent=False)
         # Unknown options and wrong values are refused here, not in the first call.
-        Spec(**self._options)
+        spec_of({"dropout": 0.5, **self._options})
 
     def _reset_parameters(self) -> None:
         # False keeps TransformerEncoderLayer from going around forward, and so around the options.
@@ -103,6 +103,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         options.update({name: getattr(self, name) for name in self._tensor_options})
         if self.training and self.dropout > 0:
             options["dropout"] = self.dropout
+        else:
+            options.pop("dropout_place", None)
         y, weights = attend(self, q, k, v, options, want_weights=need_weights)
         if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _core
 from .._attention import TENSORS
@@ -78,12 +79,60 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def plain(*tensors: Any) -> bool:
     """Whether nothing but the CPU looks at these tensors: no compiler, tracer, mode or subclass."""
-    if (_dispatch_modes() or _peek_functorch() is not None or _tracing() is not None):
+    if (_dispatch_modes() or _peek_functorch() is not None or _tracing() is not None
+            or forward_ad._current_level >= 0):
         return False
     for t in tensors:
         if type(t) not in _PLAIN:
             return False
     return True
+
+
+def batched(*tensors: Optional[Tensor]) -> bool:
+    """Whether gradients come many at once (is_grads_batched, vectorize=True)."""
+    return any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors)
+
+
+def under_func() -> bool:
+    """Whether a transform of torch.func is at work."""
+    return _peek_functorch() is not None
+
+
+def refuse_tangents(*tensors: Any) -> None:
+    """Raises where forward-mode differentiation would lose its tangents."""
+    if forward_ad._current_level < 0:
+        return
+    for t in tensors:
+        if (isinstance(t, Tensor) and
+                forward_ad.unpack_dual(t).tangent is not None):  # type: ignore[no-untyped-call]
+            raise NotImplementedError("foci has no forward-mode derivatives (jvp, jacfwd); reverse "
+                                      "mode it has (backward, vjp, jacrev)")
+
+
+class _Once(torch.autograd.Function):
+    """Gradients as they are, whose own gradients are refused."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> Any:
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError(NO_SECOND)
+
+
+NO_SECOND = "foci has no gradients of gradients"
+
+
+def once(gradients: Sequence[Optional[Tensor]], *sources: Optional[Tensor]) -> Tuple[Any, ...]:
+    """Gradients that refuse to be differentiated, where a graph of them is made at all."""
+    if not torch.is_grad_enabled() or not any(
+            t is not None and t.requires_grad for t in sources):
+        return tuple(gradients)
+    given = [g for g in gradients if g is not None]
+    made = iter(_Once.apply(  # type: ignore[no-untyped-call]
+        len(given), *given, *[t for t in sources if t is not None]))
+    return tuple(None if g is None else next(made) for g in gradients)
 
 
 def _detached(named: Dict[str, Any]) -> Dict[str, Any]:
@@ -223,10 +272,10 @@ def _attention_cpu(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor,
     held = with_numbers(held_of(spec), scale, seed)
     results, _ = run_forward(held, statistics, prepared("q", q), prepared("k", k),
                              prepared("v", v), tensors)
-    return tuple(results[name] if name in results else _none(name, q) for name in RESULTS)
+    return tuple(results[name] if name in results else none(name, q) for name in RESULTS)
 
 
-def _none(name: str, like: Tensor) -> Tensor:
+def none(name: str, like: Tensor) -> Tensor:
     return like.new_empty((0,), dtype=torch.int64 if name == "max_key" else torch.float32)
 
 
@@ -234,7 +283,7 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor
     statistics = rest[-1]
     check_ranks(q, k, v)
     results = {"y": empty_result(dense(q), v), **empty_statistics(q, k, statistics)}
-    return tuple(results[name] if name in results else _none(name, q) for name in RESULTS)
+    return tuple(results[name] if name in results else none(name, q) for name in RESULTS)
 
 
 def _attention_context(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, ...]) -> None:
@@ -254,8 +303,7 @@ def _attention_autograd(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Te
     wanted = sum(1 << n for n, name in enumerate(GRADIENTS) if by_name[name])
     # No gradient of a result that was not asked for.
     upstream = [None if g is None or g.dim() == 1 else g for g in upstream]
-    got = torch.ops.foci.attention_backward(*upstream, *inputs, *saved, ctx.spec, ctx.statistics,
-                                            wanted)
+    got = inner("attention_backward", *upstream, *inputs, *saved, ctx.spec, ctx.statistics, wanted)
     gradients = {name: got[n] if wanted >> n & 1 else None for n, name in enumerate(GRADIENTS)}
     return tuple(gradients.get(name) for name in ("q", "k", "v") + NAMES) + (None, None)
 
@@ -328,12 +376,12 @@ def _weights_autograd(ctx: Any, dweights: Tensor) -> Tuple[Optional[Tensor], ...
     dy.index_put_((torch.arange(B)[:, None, None], heads[None, :, None], rows[None, None]),
                   dweights, accumulate=True)
     spec = before_dropout(ctx.spec)
-    results = torch.ops.foci.attention(q, k, v, *others, spec, 0)
+    results = inner("attention", q, k, v, *others, spec, 0)
     by_name = dict(zip(("q", "k") + NAMES, ctx.needs_input_grad))
     wanted = sum(1 << n for n, name in enumerate(GRADIENTS) if by_name.get(name))
-    got = torch.ops.foci.attention_backward(
-        dy.to(q.dtype), None, None, None, None, q, k, v, *others, *results[:len(SAVED)], spec, 0,
-        wanted)
+    got = inner(
+        "attention_backward", dy.to(q.dtype), None, None, None, None, q, k, v, *others,
+        *results[:len(SAVED)], spec, 0, wanted)
     gradients = {name: got[n] if wanted >> n & 1 else None for n, name in enumerate(GRADIENTS)}
     return tuple(gradients.get(name) for name in ("q", "k") + NAMES) + (None,) * 4
 
@@ -343,7 +391,72 @@ for _name, _cpu, _fake in (("attention", _attention_cpu, _attention_fake),
                            ("weights", _weights_cpu, _weights_fake)):
     _library.impl(_name, _cpu, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake("foci::" + _name, _fake, lib=_library)
+
+
+def no_second(ctx: Any, *_: Any) -> Any:
+    raise NotImplementedError(NO_SECOND)
+
+
+def by_slices(op: Any) -> Any:
+    """A rule of torch.func.vmap: one call a slice."""
+    def rule(info: Any, in_dims: Tuple[Any, ...], *args: Any) -> Tuple[Any, Any]:
+        calls = [op(*[a if d is None else a.select(d, n) for a, d in zip(args, in_dims)])
+                 for n in range(info.batch_size)]
+        if isinstance(calls[0], Tensor):
+            return torch.stack(calls), 0
+        return tuple(torch.stack(results) for results in zip(*calls)), (0,) * len(calls[0])
+    return rule
+
+
 torch.library.register_autograd("foci::attention", _attention_autograd,
                                 setup_context=_attention_context, lib=_library)
+torch.library.register_autograd("foci::attention_backward", no_second, lib=_library)
 torch.library.register_autograd("foci::weights", _weights_autograd,
                                 setup_context=_weights_context, lib=_library)
+for _name in ("attention", "attention_backward", "weights"):
+    torch.library.register_vmap("foci::" + _name, by_slices(getattr(torch.ops.foci, _name)),
+                                lib=_library)
+
+
+class Transformed(torch.autograd.Function):
+    """An operator under torch.func's transforms, which register_autograd does not serve."""
+
+    generate_vmap_rule = True
+
+
+def transformed(name: str, forward: Any, context: Any, backward: Any) -> Any:
+    """An autograd function of an operator whose context and gradient are those of
+    register_autograd."""
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+        context(ctx, inputs, output)
+
+    return type(name, (Transformed,), {
+        "forward": staticmethod(forward), "setup_context": staticmethod(setup_context),
+        "backward": staticmethod(backward)})
+
+
+def _no_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+_functions = {
+    "attention_backward": transformed("AttentionBackward",
+                                      lambda *a: torch.ops.foci.attention_backward(*a),
+                                      _no_context, no_second),
+    "attention": transformed("Attention", lambda *a: torch.ops.foci.attention(*a),
+                             _attention_context, _attention_autograd),
+    "weights": transformed("Weights", lambda *a: torch.ops.foci.weights(*a), _weights_context,
+                           _weights_autograd)}
+
+
+def inner(name: str, *args: Any) -> Any:
+    """One of the operators from within another one's gradient."""
+    if not torch.compiler.is_compiling() and under_func():
+        return _functions[name].apply(*args)
+    return getattr(torch.ops.foci, name)(*args)
+
+
+def call(name: str, *args: Any) -> Any:
+    """One of the operators, wherever it is called."""
+    refuse_tangents(*args)
+    return inner(name, *args)

@@ -41,10 +41,14 @@ class _Normalize(torch.autograd.Function):
         return weights
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, up: Tensor) -> Tuple[None, Tensor]:
         (weights,) = ctx.saved_tensors
-        return None, _backward(ctx.text, weights, up)
+        if _op.batched(up):
+            return None, torch.ops.foci.normalize_backward(weights, up, ctx.text)
+        with torch.no_grad():
+            gradient = _backward(ctx.text, weights, up)
+        (gradient,) = _op.once([gradient], weights, up)
+        return None, gradient
 
 
 # ---- operators -----------------------------------------------------------------------------------
@@ -77,6 +81,12 @@ def _autograd(ctx: Any, up: Tensor) -> Tuple[Tensor, None]:
 for _name in ("normalize", "normalize_backward"):
     torch.library.register_fake("foci::" + _name, _fake, lib=_library)
 torch.library.register_autograd("foci::normalize", _autograd, setup_context=_context, lib=_library)
+torch.library.register_autograd("foci::normalize_backward", _op.no_second, lib=_library)
+for _name in ("normalize", "normalize_backward"):
+    torch.library.register_vmap("foci::" + _name,
+                                _op.by_slices(getattr(torch.ops.foci, _name)), lib=_library)
+_Transformed = _op.transformed("Normalize", lambda *a: torch.ops.foci.normalize(*a), _context,
+                               _autograd)
 
 # ---- calls ---------------------------------------------------------------------------------------
 
@@ -107,7 +117,9 @@ def _along(scores: Tensor, dim: int, normalizer: str, **options: Any) -> Tensor:
         weights = _Normalize.apply(  # type: ignore[no-untyped-call]
             _text(normalizer, given), moved)
     else:
-        weights = torch.ops.foci.normalize(moved, _text(normalizer, given))
+        _op.refuse_tangents(scores)
+        weights = (_Transformed.apply if _op.under_func() else torch.ops.foci.normalize)(
+            moved, _text(normalizer, given))
     return weights.movedim(-1, dim)
 
 

@@ -81,7 +81,7 @@ def _mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """The mask as [1 or B, 1 or H, 1 or N, 1 or M]."""
     whole = (*query.shape[:-1], key.shape[-2])
     try:
-        broadcast = torch.broadcast_shapes(mask.shape, whole)
+        broadcast = torch.broadcast_shapes(mask.shape, whole)  # type: ignore[no-untyped-call]
     except RuntimeError:
         broadcast = torch.Size()
     if broadcast != torch.Size(whole):

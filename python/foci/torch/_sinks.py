@@ -73,11 +73,11 @@ def _coverage(q: torch.Tensor, k: torch.Tensor, share: torch.Tensor,
               options: Dict[str, Any]) -> torch.Tensor:
     """Weights summed over the rows, each times its share: what a value of one channel gets as its
     gradient, where that of y is the share."""
-    options = {name: value for name, value in options.items() if name != "dropout"}
+    options = {name: value.detach() if isinstance(value, torch.Tensor) else value
+               for name, value in options.items() if not name.startswith("dropout")}
     k = k.detach().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with torch.enable_grad():
         v = k.new_zeros((*k.shape[:3], 1)).requires_grad_()
-        y = attention(q.detach(), k, v, **{n: x.detach() if isinstance(x, torch.Tensor) else x
-                                           for n, x in options.items()})
+        y = attention(q.detach(), k, v, **options)
     coverage, = torch.autograd.grad(y, v, share.detach().unsqueeze(-1).to(y.dtype))
     return coverage.squeeze(-1).float()

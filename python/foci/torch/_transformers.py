@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, Optional, Tuple
 
 import torch
@@ -77,8 +78,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         scaling: of the scores, 1/sqrt(D) where None.
         position_bias: [1 or B, H, N, M], added to the scores.
         softcap: of the scaled scores.
-        s_aux: attention sinks, [H] or, by the name of ``sinks``, [B, H, N, 1]: logits that take part
-            in the softmax and have no value.
+        s_aux: attention sinks, [H] or, by the name of ``sinks``, [B, H, N, 1]: logits that take
+            part in the softmax and have no value.
         sliding_window: counts only where there is no mask, as a mask has it in it.
 
     Returns:
@@ -113,10 +114,21 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         options["softcap"] = softcap
     if dropout > 0.0:
         options["dropout"] = float(dropout)  # its seed comes from PyTorch's generator
-    wanted = bool(kwargs.get("output_attentions"))
+    wanted = bool(kwargs.get("output_attentions")) or _collects_attentions()
     y, weights = _observe.attend(module, query, key, value, options, want_weights=wanted,
                                  sinks=sinks if s_aux is None else s_aux)
     return y.transpose(1, 2).contiguous(), weights
+
+
+def _collects_attentions() -> bool:
+    """Whether the model's output_attentions=True collects weights from its layers' results, for
+    models that do not tell their layers (GPT-2, OPT)."""
+    if torch.compiler.is_compiling():
+        return False
+    module = sys.modules.get("transformers.utils.output_capturing")  # since transformers 5
+    collector = getattr(module, "_active_collector", None)
+    names = None if collector is None else collector.get()
+    return any("attentions" in str(name) for name in names or ())
 
 
 def _mask_options(mask: torch.Tensor, N: int, M: int) -> Dict[str, Any]:
