@@ -55,7 +55,7 @@ def save(path: Path, tensors: Mapping[str, Any],
 
 def verify(paths: Union[Path, Iterable[Path]], *, reference: bool = False,
            targets: Iterable[str] = (), implementation: Optional[str] = None) -> Dict[str, Any]:
-    """Runs case files (safetensors, docs/verify.md) on the engine, as ``foci verify`` does.
+    """Runs case files (safetensors, docs/attention.md) on the engine, as ``foci verify`` does.
 
     Args:
         paths: files, or folders of them.

@@ -137,8 +137,12 @@ class Spec:
         keep: reads ``keep``, boolean, broadcast to [B, H, N, M]; True attends.
         bias: reads ``bias``, broadcast to [B, H, N, M] and added to the scores.
         alibi: reads ``slopes [H]``: minus slope times distance.
-        relative1d: the largest distance; reads ``table1d [H, 2 * relative1d + 1]``.
-        relative2d: ``(height, width)`` of a grid; reads ``table2d [H, 2h - 1, 2w - 1]``.
+        relative1d: the largest distance R; reads ``table1d [H, 2 * R + 1]``, whose entry
+            ``clamp(j - i, -R, R) + R`` is added for a query at i and a key at j. In a call the
+            table alone asks for it.
+        relative2d: ``(h, w)`` of a grid that the keys fill; reads ``table2d [H, 2h - 1, 2w - 1]``,
+            whose entry ``[y + h - 1, x + w - 1]`` is added, y rows and x columns from the query to
+            the key. In a call the table alone asks for it.
         dropout: the chance that a weight is dropped. For training only.
         dropout_seed: equal seeds drop equal weights, whatever the batch or the threads; 0 where
             None.

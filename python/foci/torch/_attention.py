@@ -190,9 +190,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
               **options: Any) -> Any:
     """Attention of q to k, summed over v, with gradients for every tensor that it reads.
 
-    Memory is linear in N + M, forward and backward, whatever the options. Works in eager mode and
+    Memory is linear in N + M, forward and backward, whatever the options (but what a ``keep``, a
+    ``bias`` or a ``mask_mod`` takes that is N x M itself). Works in eager mode and
     under ``torch.compile`` and ``torch.export``, as the operator ``torch.ops.foci.attention``.
-    Gradients of gradients there are none.
+    torch.func's reverse mode works; gradients of gradients and forward mode are refused.
 
     Args:
         q: [B, H, N, D] float32, bfloat16 or float16, on the CPU. Strided views (heads of one
@@ -207,7 +208,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
             ``dropout`` without ``dropout_seed`` draws the seed from PyTorch's generator.
         statistics: names among entropy, max_weight, support, coverage, row_stat.
         mask_mod: a function ``(b, h, q_idx, kv_idx) -> bool`` as FlexAttention's, or what
-            :func:`create_block_mask` made of it; True attends.
+            :func:`create_block_mask` made of it; True attends. A function is evaluated anew in
+            every call, and cannot be under ``torch.compile``: make the mask once.
 
     Returns:
         y [B, H, N, Dv], in q's order of dimensions; with statistics :class:`Outputs`.

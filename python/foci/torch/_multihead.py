@@ -62,6 +62,11 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         # Unknown options and wrong values are refused here, not in the first call.
         spec_of({"dropout": 0.5, **self._options})
 
+    def extra_repr(self) -> str:
+        options = {**self._options, **{name: "..." for name in self._tensor_options}}
+        return ", ".join([f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}"] +
+                         [f"{name}={value}" for name, value in options.items()])
+
     def _reset_parameters(self) -> None:
         # False keeps TransformerEncoderLayer from going around forward, and so around the options.
         self._qkv_same_embed_dim = self.in_proj_weight is not None
