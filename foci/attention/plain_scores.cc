@@ -188,9 +188,10 @@ Sight look(const Site& site, int64_t r, uint8_t* seen) {
   };
   if (p.mask.keep.defined()) {
     const Dims& s = p.mask.keep.strides();
-    const bool* row = p.mask.keep.data<bool>() + site.piece->batch * s[0] + site.head * s[1] +
-                      site.query(r) * s[2];
-    mask([&](int64_t j) { return row[site.key(j) * s[3]]; });
+    // As bytes: a host's may be any number but 0 where true is meant.
+    const uint8_t* row = reinterpret_cast<const uint8_t*>(p.mask.keep.raw()) +
+                         site.piece->batch * s[0] + site.head * s[1] + site.query(r) * s[2];
+    mask([&](int64_t j) { return row[site.key(j) * s[3]] != 0; });
   }
   if (p.bias.defined()) {
     with_key_row(p.bias, site, r, [&](const auto* row, int64_t stride) {

@@ -41,7 +41,7 @@ struct KeyMask {
     }
     if (!keep.defined()) return true;
     const Dims& s = keep.strides();
-    return keep.data<bool>()[b * s[0] + h * s[1] + i * s[2] + j * s[3]];
+    return static_cast<const uint8_t*>(keep.raw())[b * s[0] + h * s[1] + i * s[2] + j * s[3]] != 0;
   }
 };
 

@@ -84,7 +84,8 @@ AttentionInputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle t
   for_items("tensors", tensors, [&](const std::string& name, nb::handle value) {
     const Input& input = field_named(input_names(), name, "tensors", "tensor of a spec");
     Tensor t = tensor_of(input.name, value);
-    if (input.integer) t = integers(input.name, t, *input.integer);
+    // A copy: backward relies on what forward saw, whatever the caller's array holds by then.
+    if (input.integer) t = integers(input.name, t, *input.integer).clone();
     in.*input.member = t;
   });
   return in;

@@ -5,6 +5,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <mutex>
+#include <type_traits>
 
 #include "foci/attention/kv_cache.h"
 #include "foci/core/error.h"
@@ -25,17 +27,37 @@ DType dtype_of_name(const std::string& name) {
           .c_str());
 }
 
+// A cache that one thread of Python's uses at a time: calls free the GIL.
+struct Held {
+  KvCache cache;
+  std::mutex mutex{};
+
+  // Runs work(cache) without the GIL. (Who waits for the mutex must not hold the GIL, which the one
+  // that has it may want.)
+  template <class F>
+  auto use(const F& work, double pairs = 0) {
+    std::invoke_result_t<F, KvCache&> result;
+    without_gil(pairs, [&] {
+      const std::lock_guard lock(mutex);
+      result = work(cache);
+    });
+    return result;
+  }
+};
+
 KvRows rows_of(const std::vector<int64_t>& sequences, const std::vector<int64_t>& counts) {
   return {.sequences = sequences, .counts = counts};
 }
 
-void append(KvCache& cache, nb::handle k, nb::handle v, const std::vector<int64_t>& sequences,
+void append(Held& held, nb::handle k, nb::handle v, const std::vector<int64_t>& sequences,
             const std::vector<int64_t>& counts) {
   const Tensor keys = tensor_of("k", k), values = tensor_of("v", v);
   require(keys.defined(), "k: None arrived, an array [E, Hk, n, D] is right");
   require(values.defined(), "v: None arrived, an array [E, Hk, n, Dv] is right");
-  const nb::gil_scoped_release free;
-  cache.append(keys, values, rows_of(sequences, counts));
+  held.use([&](KvCache& cache) {
+    cache.append(keys, values, rows_of(sequences, counts));
+    return 0;
+  });
 }
 
 // Tables that a cache takes: those that are not laid out by key.
@@ -58,8 +80,8 @@ double pairs_of(const KvCache& cache, const Tensor& q) {
   return static_cast<double>(queries) * static_cast<double>(longest);
 }
 
-nb::typed<nb::dict, nb::str, nb::object> attend(const KvCache& cache, const HeldSpec& spec,
-                                                nb::handle q, unsigned statistics,
+nb::typed<nb::dict, nb::str, nb::object> attend(Held& held, const HeldSpec& spec, nb::handle q,
+                                                unsigned statistics,
                                                 const std::vector<int64_t>& sequences,
                                                 const std::vector<int64_t>& counts,
                                                 nb::handle slopes, nb::handle table1d,
@@ -69,9 +91,12 @@ nb::typed<nb::dict, nb::str, nb::object> attend(const KvCache& cache, const Held
   const AttentionInputs tables = tables_of(slopes, table1d, score_w);
   AttentionSpec asked = spec.spec();
   asked.statistics = statistics_of(statistics);
-  AttentionOutputs out;
-  without_gil(pairs_of(cache, queries),
-              [&] { out = cache.attend(asked, queries, tables, rows_of(sequences, counts)); });
+  const double pairs = held.use([&](KvCache& cache) { return pairs_of(cache, queries); });
+  const AttentionOutputs out = held.use(
+      [&](KvCache& cache) {
+        return cache.attend(asked, queries, tables, rows_of(sequences, counts));
+      },
+      pairs);
   nb::typed<nb::dict, nb::str, nb::object> result;
   const auto put = [&](const char* name, const Tensor& t) {
     if (t.defined()) result[name] = array_of(t);
@@ -89,17 +114,17 @@ nb::typed<nb::dict, nb::str, nb::object> attend(const KvCache& cache, const Held
 }  // namespace
 
 void bind_cache(nb::module_& m) {
-  nb::class_<KvCache>(m, "Cache")
+  nb::class_<Held>(m, "Cache")
       .def(
           "__init__",
-          [](KvCache* self, int64_t sequences, int64_t kv_heads, int64_t head_size,
-             int64_t value_size, const std::string& dtype, std::optional<int64_t> window) {
-            new (self) KvCache({.sequences = sequences,
-                                .Hk = kv_heads,
-                                .D = head_size,
-                                .Dv = value_size,
-                                .dtype = dtype_of_name(dtype)},
-                               window);
+          [](Held* self, int64_t sequences, int64_t kv_heads, int64_t head_size, int64_t value_size,
+             const std::string& dtype, std::optional<int64_t> window) {
+            new (self) Held{KvCache({.sequences = sequences,
+                                     .Hk = kv_heads,
+                                     .D = head_size,
+                                     .Dv = value_size,
+                                     .dtype = dtype_of_name(dtype)},
+                                    window)};
           },
           nb::arg("sequences"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("value_size"),
           nb::arg("dtype"), nb::arg("window").none())
@@ -108,19 +133,40 @@ void bind_cache(nb::module_& m) {
       .def("attend", &attend, nb::arg("spec"), nb::arg("q").none(), nb::arg("statistics"),
            nb::arg("sequences"), nb::arg("counts"), nb::arg("slopes").none(),
            nb::arg("table1d").none(), nb::arg("score_w").none())
-      .def("position", &KvCache::position, nb::arg("sequence"))
-      .def("first", &KvCache::first, nb::arg("sequence"))
-      .def("length", &KvCache::length, nb::arg("sequence"))
-      .def("truncate", &KvCache::truncate, nb::arg("sequence"), nb::arg("position"))
-      .def("reset", &KvCache::reset, nb::arg("sequence"))
+      .def(
+          "position",
+          [](Held& h, int64_t s) { return h.use([&](KvCache& c) { return c.position(s); }); },
+          nb::arg("sequence"))
+      .def(
+          "first", [](Held& h, int64_t s) { return h.use([&](KvCache& c) { return c.first(s); }); },
+          nb::arg("sequence"))
+      .def(
+          "length",
+          [](Held& h, int64_t s) { return h.use([&](KvCache& c) { return c.length(s); }); },
+          nb::arg("sequence"))
+      .def(
+          "truncate",
+          [](Held& h, int64_t s, int64_t position) {
+            h.use([&](KvCache& c) { return c.truncate(s, position), 0; });
+          },
+          nb::arg("sequence"), nb::arg("position"))
+      .def(
+          "reset", [](Held& h, int64_t s) { h.use([&](KvCache& c) { return c.reset(s), 0; }); },
+          nb::arg("sequence"))
       // Copies: a view would be left hanging by the next append.
       .def(
-          "keys", [](const KvCache& c, int64_t s) { return array_of(c.keys(s).clone()); },
+          "keys",
+          [](Held& h, int64_t s) {
+            return array_of(h.use([&](KvCache& c) { return c.keys(s).clone(); }));
+          },
           nb::arg("sequence"))
       .def(
-          "values", [](const KvCache& c, int64_t s) { return array_of(c.values(s).clone()); },
+          "values",
+          [](Held& h, int64_t s) {
+            return array_of(h.use([&](KvCache& c) { return c.values(s).clone(); }));
+          },
           nb::arg("sequence"))
-      .def_prop_ro("bytes", &KvCache::bytes);
+      .def_prop_ro("bytes", [](Held& h) { return h.use([](KvCache& c) { return c.bytes(); }); });
 }
 
 }  // namespace foci::python

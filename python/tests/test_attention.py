@@ -272,3 +272,37 @@ def test_scores_spared_by_bounds_are_counted():
     out = foci.attention(q, k, k, normalizer="topk", top_k=8, statistics="support")
     assert out.visible_pairs == 256 * 1024
     assert 0 < out.skipped_pairs < out.visible_pairs
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 40, 70), (1, 1, 1, 70), (1, 1, 40, 1), (2, 3, 40, 70)])
+@pytest.mark.parametrize("normalizer", ["softmax", "sparsemax"])
+def test_any_byte_but_0_is_true(shape, normalizer):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 3, n, 8)).astype(np.float32) for n in (40, 70, 70))
+    raw = (rng.integers(0, 2, shape) * rng.integers(1, 256, shape)).astype(np.uint8)
+    got, want = (foci.attention(q, k, v, keep=keep, normalizer=normalizer, statistics="support")
+                 for keep in (raw.view(bool), raw != 0))
+    assert (got.y == want.y).all() and (got.support == want.support).all()
+    assert (got.weights() == want.weights()).all()
+    ones = np.ones_like(got.y)
+    for name, gradient in got.backward(ones).items():
+        assert (gradient == want.backward(ones)[name]).all()
+
+
+def test_backward_relies_on_the_lengths_and_segments_that_forward_saw():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 64, 16)).astype(np.float32) for _ in range(3))
+    segments = np.sort(rng.integers(0, 4, (1, 64)), -1).astype(np.int32)
+    arrays = {"q_segments": segments, "k_segments": segments.copy()}
+    lengths = np.array([9])
+    results = []
+    for change in (False, True):
+        outs = [foci.attention(q, k, v, statistics="row_stat", normalizer="sparsemax", **arrays),
+                foci.attention(q, k, v, statistics="row_stat", key_lengths=lengths)]
+        if change:
+            arrays["k_segments"][:] = 3
+            segments[:] = 0
+            lengths[:] = 2**40
+        results.append([o.backward(np.ones_like(o.y))["dk"] for o in outs] +
+                       [o.weights() for o in outs])
+    assert all((a == b).all() for a, b in zip(*results))

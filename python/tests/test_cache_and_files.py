@@ -113,3 +113,29 @@ def test_case_files_run_on_the_engine(tmp_path):
 def test_conformance_cases_pass():
     report = foci.verify(CONFORMANCE / "onnx")
     assert report["failed"] == 0 and report["passed"] > 0
+
+
+def test_threads_use_a_cache_one_at_a_time():
+    import threading
+
+    cache = foci.Cache(kv_heads=2, head_size=16)
+    token = np.ones((1, 2, 1, 16), np.float32)
+    cache.append(token, token)
+    bad = []
+
+    def append():
+        for _ in range(300):
+            cache.append(token, token)
+
+    def attend():
+        for _ in range(300):
+            y = cache.attend(token)
+            if not np.allclose(y, 1):
+                bad.append(y)
+
+    threads = [threading.Thread(target=f) for f in (append, append, attend, attend)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not bad and cache.length() == 601

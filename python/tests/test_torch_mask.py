@@ -164,3 +164,17 @@ def test_wrong_masks():
         create_block_mask(causal, None, None, -1, 4)
     with pytest.raises(ValueError, match="device"):
         create_block_mask(causal, None, None, 4, 4, device="meta")
+
+
+def test_lengths_of_one_entry_serve_a_batch():
+    q = torch.randn(2, 1, 6, 8)
+    want = attention(q, q, q, key_lengths=torch.tensor([4, 4]))
+    assert torch.equal(attention(q, q, q, mask_mod=lambda b, h, i, j: j < 4), want)
+
+
+def test_indices_are_those_of_the_whole_sequence_beside_segments_too():
+    q, k = torch.randn(2, 1, 1, 6, 8)
+    segments = {"q_segments": torch.tensor([[0, 0, 1, 1, 1, 1]], dtype=torch.int32),
+                "k_segments": torch.tensor([[0, 0, 0, 1, 1, 1]], dtype=torch.int32)}
+    want = attention(q, k, k, keep=torch.ones(6, 6, dtype=torch.bool).tril(), **segments)
+    assert torch.equal(attention(q, k, k, mask_mod=lambda b, h, i, j: i >= j, **segments), want)

@@ -136,3 +136,18 @@ def test_fake_tensors():
         fake = [mode.from_tensor(t) for t in qkv(False)]
         out = attention(*fake, statistics=["entropy", "coverage"])
         assert out.y.shape == (2, 4, 6, 5) and out.coverage.shape == (2, 4, 6)
+
+
+def test_numbers_that_change_compile_anew():
+    q = torch.randn(1, 2, 8, 8)
+    for name, values in (("softcap", (2.0, 3.0, 4.0)), ("window", (2, 3, 4)),
+                         ("scale", (0.1, 0.2))):
+        def f(q, x, name=name):
+            return foci.torch.attention(q, q, q, **{name: x})
+        compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+        for x in values:
+            assert torch.equal(compiled(q, x), f(q, x))
+    module = foci.torch.MultiheadAttention(16, 2, batch_first=True, window=3).eval()
+    x = torch.randn(2, 5, 16)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, x, x)[0], module(x, x, x)[0])

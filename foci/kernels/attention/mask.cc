@@ -60,10 +60,10 @@ void mask_bits(const LaneMask& mask, int64_t begin, int64_t end, uint32_t* bits)
     if (mask.keep == nullptr) continue;
     const uint8_t* keep = mask.keep + lane * mask.keep_query_stride + from * mask.keep_key_stride;
     if (mask.keep_key_stride == 1) {
-      for (int64_t j = 0; j < count; ++j) row[j] &= (uint32_t{keep[j]} << lane) | ~bit;
+      for (int64_t j = 0; j < count; ++j) row[j] &= keep[j] != 0 ? ~0u : ~bit;
     } else {
       for (int64_t j = 0; j < count; ++j) {
-        row[j] &= (uint32_t{keep[j * mask.keep_key_stride]} << lane) | ~bit;
+        row[j] &= keep[j * mask.keep_key_stride] != 0 ? ~0u : ~bit;
       }
     }
   }

@@ -8,6 +8,7 @@ from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Sequ
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from .. import _core
 from .._attention import TENSORS, described, indices, resolve, statistics_bits
@@ -304,7 +305,7 @@ def _masked(q: Tensor, k: Tensor, mask_mod: Union[Callable[..., Tensor], BlockMa
     if q.dim() != 4 or k.dim() != 4:
         _op.check_ranks(q, k, k)
     mask = mask_of(mask_mod, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    return mask.options(options)
+    return mask.options(options, q.shape[0])
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
@@ -354,6 +355,15 @@ def _constant_bits(statistics: Any) -> int:
     return _bits(statistics)
 
 
+def _specialised(value: Any) -> Any:
+    """A number that a compiler holds for one of many becomes a constant, which a guard watches."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_specialised(x) for x in value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return guard_scalar(value)
+    return value
+
+
 def _traced(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
             statistics: Union[str, Iterable[str]], mask_mod: Any, options: Dict[str, Any]) -> Any:
     """The operator's call as compilers see it: what is no tensor becomes a constant."""
@@ -361,12 +371,13 @@ def _traced(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
         if not isinstance(mask_mod, BlockMask):
             raise TypeError("mask_mod: a function arrived under torch.compile; make it a mask with "
                             "foci.torch.create_block_mask outside")
-        options = mask_mod.options(options)
+        options = mask_mod.options(options, q.shape[0])
     if torch.is_autocast_enabled("cpu"):
         q, k, v = _autocast(q, k, v)
     options, scale, seed = _own_tensors(spec, options)
     tensors = {name: t for name, t in options.items() if isinstance(t, Tensor)}
-    rest = tuple((name, value) for name, value in options.items() if name not in tensors)
+    rest = tuple((name, _specialised(value)) for name, value in options.items()
+                 if name not in tensors)
     # Only tables' shapes say something about the spec.
     shapes = tuple(tuple(t.shape) if name in ("table1d", "table2d") else ()
                    for name, t in tensors.items())

@@ -45,19 +45,22 @@ class BlockMask:
         self.window_align = window_align
         self.key_lengths = key_lengths
 
-    def options(self, given: Dict[str, Any]) -> Dict[str, Any]:
-        """A call's options with this mask among them."""
+    def options(self, given: Dict[str, Any], batch: int) -> Dict[str, Any]:
+        """The options of a call of so many batch entries with this mask among them."""
         own: Dict[str, Any] = {}
         if self.window is not None:
             own = {"window": self.window, "window_align": self.window_align}
         elif self.key_lengths is not None:
-            own = {"key_lengths": self.key_lengths}
+            own = {"key_lengths": self.key_lengths.expand(batch)}
         elif self.keep is not None:
             own = {"keep": self.keep}
-        if all(given.get(name) is None for name in own):
-            return {**given, **own}
-        if self.keep is None and self.window is None and self.key_lengths is None:
+        if not own:
             return given
+        # Inside of segments a window counts from their start, and the function does not.
+        segments = self.window is not None and (
+            bool(given.get("segments")) if given.get("q_segments") is None else True)
+        if not segments and all(given.get(name) is None for name in own):
+            return {**given, **own}
         # The call has a window (lengths, bits) of its own: both hold.
         keep = self.to_dense()
         other = given.get("keep")
