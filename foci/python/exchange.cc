@@ -1,3 +1,4 @@
+// DLPack's table by a tensor's type, looked up once a type.
 #include "foci/python/exchange.h"
 
 #include <array>

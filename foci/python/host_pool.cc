@@ -1,3 +1,4 @@
+// GOMP_parallel behind an executor: a loop of foci is one parallel region, whose threads take tasks.
 #include "foci/python/host_pool.h"
 
 #include <algorithm>
