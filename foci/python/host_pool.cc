@@ -1,4 +1,5 @@
-// GOMP_parallel behind an executor: a loop of foci is one parallel region, whose threads take tasks.
+// GOMP_parallel behind an executor: a loop of foci is one parallel region, whose threads take tasks
+// from a counter.
 #include "foci/python/host_pool.h"
 
 #include <algorithm>
