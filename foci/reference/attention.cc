@@ -18,19 +18,19 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 
 // What one query sees.
 struct Row {
-  std::vector<int64_t> keys;  // ascending
-  RowWeights weights;         // one a key
+  std::vector<int64_t> keys;   // ascending
+  std::vector<double> scores;  // one a key
+  RowWeights weights;          // one a key
 };
 
 Row make_row(const Problem& p, const Masks& masks, int64_t b, int64_t h, int64_t i) {
   Row row;
-  std::vector<double> scores;
   for (int64_t j = 0; j < p.M; ++j) {
     if (!masks.sees(b, h, i, j)) continue;
     row.keys.push_back(j);
-    scores.push_back(pair_score(p, masks, b, h, i, j).biased);
+    row.scores.push_back(pair_score(p, masks, b, h, i, j).biased);
   }
-  if (!row.keys.empty()) row.weights = normalize(p.spec.normalizer, scores);
+  if (!row.keys.empty()) row.weights = normalize(p.spec.normalizer, row.scores);
   return row;
 }
 
@@ -87,6 +87,7 @@ Gradients zero_gradients(const Problem& p, const AttentionInputs& in) {
   g.dscore_w = like(p.score_w);
   const bool per_head = std::holds_alternative<std::vector<double>>(p.spec.scale);
   g.dscale = Tensor::zeros({per_head ? p.H : 1}, DType::f64);
+  if (std::holds_alternative<Entmax>(p.spec.normalizer)) g.dalpha = Tensor::zeros({1}, DType::f64);
   return g;
 }
 
@@ -177,8 +178,12 @@ AttentionGradients attention_backward(const AttentionSpec& spec, const Attention
       }
     }
     dp[largest_weight(row)] += value_or_zero(dmax_weight, b, h, i);
-    const std::vector<double> ds =
-        normalize_backward(p.spec.normalizer, row.weights, dp, value_or_zero(drow_stat, b, h, i));
+    const double dstat = value_or_zero(drow_stat, b, h, i);
+    const std::vector<double> ds = normalize_backward(p.spec.normalizer, row.weights, dp, dstat);
+    if (const auto* e = std::get_if<Entmax>(&p.spec.normalizer)) {
+      g.dalpha.data<double>()[0] +=
+          entmax_alpha_gradient(e->alpha, row.scores, row.weights, dp, dstat);
+    }
     for (size_t t = 0; t < row.keys.size(); ++t) {
       if (row.weights.takes_part[t]) pair_score_backward(p, masks, b, h, i, row.keys[t], ds[t], g);
     }
@@ -192,6 +197,7 @@ AttentionGradients attention_backward(const AttentionSpec& spec, const Attention
   out.dtable2d = g.dtable2d;
   out.dscore_w = g.dscore_w;
   out.dscale = g.dscale;
+  out.dalpha = g.dalpha;
   return out;
 }
 

@@ -127,4 +127,41 @@ std::vector<double> normalize_backward(const Normalizer& normalizer, const RowWe
   return ds;
 }
 
+double entmax_alpha_gradient(double alpha, const std::vector<double>& s, const RowWeights& row,
+                             const std::vector<double>& dp, double dstatistic) {
+  // With β = α − 1 and β ln p_j = ln(β s_j − τ), differentiating by α gives
+  //   β ∂p_j = f_j (s_j − τ') − p_j ln p_j,  f = p^(2−α),
+  // and Σ∂p = 0 makes τ' = (Σ f_j s_j + H) / Σf, H the entropy (Correia, Niculae & Martins 2019).
+  // Where f grows without bound as p falls to 0, β s_j = p_j^β + τ takes it out:
+  //   β ∂p_j = p_j/β − p_j ln p_j − (1/β + H) f_j/Σf and τ' = τ/β + (1/β + H)/Σf.
+  const double beta = alpha - 1, top = largest(s);
+  const bool steep = alpha >= 2;
+  double least = 1, entropy = 0;
+  for (size_t j = 0; j < s.size(); ++j) {
+    if (!row.takes_part[j]) continue;
+    least = std::min(least, row.p[j]);
+    entropy -= row.p[j] * std::log(row.p[j]);
+  }
+  const double unit = steep ? least : 1;  // f is counted in units of unit^(2−α)
+  std::vector<double> f(s.size(), 0);
+  double sum = 0, moment = 0;
+  for (size_t j = 0; j < s.size(); ++j) {
+    if (!row.takes_part[j]) continue;
+    sum += f[j] = std::pow(row.p[j] / unit, 2 - alpha);
+    moment += f[j] * (s[j] - top);
+  }
+  const double slope = steep ? (row.statistic - beta * top) / beta +
+                                   (1 / beta + entropy) / sum * std::pow(unit, alpha - 2)
+                             : (moment + entropy) / sum;  // τ' of scores whose largest is 0
+  double gradient = dstatistic * (top + slope);
+  for (size_t j = 0; j < s.size(); ++j) {
+    if (!row.takes_part[j]) continue;
+    const double own = row.p[j] * std::log(row.p[j]);
+    const double moved =
+        steep ? row.p[j] / beta - (1 / beta + entropy) * f[j] / sum : f[j] * (s[j] - top - slope);
+    gradient += dp[j] * (moved - own) / beta;
+  }
+  return gradient;
+}
+
 }  // namespace foci::reference

@@ -24,4 +24,8 @@ RowWeights normalize(const Normalizer& normalizer, const std::vector<double>& s)
 std::vector<double> normalize_backward(const Normalizer& normalizer, const RowWeights& row,
                                        const std::vector<double>& dp, double dstatistic);
 
+// The gradient for entmax's α at fixed scores, from the same. 0 where no weight can move (one key).
+double entmax_alpha_gradient(double alpha, const std::vector<double>& s, const RowWeights& row,
+                             const std::vector<double>& dp, double dstatistic);
+
 }  // namespace foci::reference

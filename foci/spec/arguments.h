@@ -61,6 +61,7 @@ struct AttentionGradients {
   Tensor dtable2d{};        // as table2d
   Tensor dscore_w{};        // [D]
   Tensor dscale{};          // [1] for one scale (or auto), [H] for one per head
+  Tensor dalpha{};          // [1]                                       (Entmax)
 };
 
 // Which gradients backward computes.
@@ -71,6 +72,7 @@ struct AttentionWanted {
   bool tables = false;
   bool score_w = false;
   bool scale = false;
+  bool alpha = false;
 };
 
 }  // namespace foci

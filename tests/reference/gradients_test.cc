@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "foci/reference/attention.h"
 #include "reference/sweep.h"
@@ -105,11 +106,42 @@ TEST_P(Gradients, EqualFiniteDifferences) {
 }
 INSTANTIATE_TEST_SUITE_P(Sweep, Gradients, ::testing::Range(0, 8));
 
-// The scale lives in the spec, not in a tensor.
+// What lives in the spec, not in a tensor: `values` against the gradient that came for them; `set`
+// puts moved ones into the spec. How many were smooth enough to be checked.
+int check_numbers(SweepCase c, const std::vector<double>& values, const Tensor& gradient,
+                  const std::function<void(AttentionSpec&, const std::vector<double>&)>& set) {
+  EXPECT_EQ(gradient.numel(), static_cast<int64_t>(values.size()));
+  int checked = 0;
+  const std::vector<int64_t> here = pattern(reference::attention_forward(c.spec, c.in));
+  for (size_t h = 0; h < values.size(); ++h) {
+    bool smooth = true;
+    const auto difference = [&](double step) {
+      double side[2];
+      for (int s = 0; s < 2; ++s) {
+        std::vector<double> moved = values;
+        moved[h] += s ? -step : step;
+        set(c.spec, moved);
+        const reference::Forward f = reference::attention_forward(c.spec, c.in);
+        smooth = smooth && pattern(f) == here;
+        side[s] = loss(c, f);
+      }
+      return (side[0] - side[1]) / (2 * step);
+    };
+    const double coarse = difference(2e-5), fine = difference(1e-5);
+    if (!smooth) continue;
+    const double got = gradient.at<double>(h);
+    ++checked;
+    EXPECT_NEAR(got, fine + (fine - coarse) / 3,
+                1e-6 * (1 + std::abs(got)) + std::abs(fine - coarse))
+        << c.text;
+  }
+  return checked;
+}
+
 TEST(ScaleGradient, EqualsFiniteDifferences) {
   int checked = 0;
   for (int n = 0; n < 120; ++n) {
-    SweepCase c = testing::sweep_case(n, DType::f64);
+    const SweepCase c = testing::sweep_case(n, DType::f64);
     const AttentionGradients g = reference::attention_backward(c.spec, c.in, c.up);
     std::vector<double> scales;
     bool per_head = false;
@@ -123,32 +155,28 @@ TEST(ScaleGradient, EqualsFiniteDifferences) {
                             per_head = true;
                           }},
                c.spec.scale);
-    ASSERT_EQ(g.dscale.numel(), static_cast<int64_t>(scales.size()));
-    const std::vector<int64_t> here = pattern(reference::attention_forward(c.spec, c.in));
-    for (size_t h = 0; h < scales.size(); ++h) {
-      bool smooth = true;
-      const auto difference = [&](double step) {
-        double side[2];
-        for (int s = 0; s < 2; ++s) {
-          std::vector<double> moved = scales;
-          moved[h] += s ? -step : step;
-          c.spec.scale = per_head ? Scale(moved) : Scale(moved[0]);
-          const reference::Forward f = reference::attention_forward(c.spec, c.in);
-          smooth = smooth && pattern(f) == here;
-          side[s] = loss(c, f);
-        }
-        return (side[0] - side[1]) / (2 * step);
-      };
-      const double coarse = difference(2e-5), fine = difference(1e-5);
-      if (!smooth) continue;
-      const double got = g.dscale.at<double>(h);
-      ++checked;
-      ASSERT_NEAR(got, fine + (fine - coarse) / 3,
-                  1e-6 * (1 + std::abs(got)) + std::abs(fine - coarse))
-          << c.text;
-    }
+    checked += check_numbers(c, scales, g.dscale,
+                             [&](AttentionSpec& spec, const std::vector<double>& moved) {
+                               spec.scale = per_head ? Scale(moved) : Scale(moved[0]);
+                             });
   }
   EXPECT_GT(checked, 100);
+}
+
+TEST(AlphaGradient, EqualsFiniteDifferences) {
+  int checked = 0;
+  for (int n = 0; n < 300; ++n) {
+    const SweepCase c = testing::sweep_case(n, DType::f64);
+    const AttentionGradients g = reference::attention_backward(c.spec, c.in, c.up);
+    const auto* entmax = std::get_if<Entmax>(&c.spec.normalizer);
+    EXPECT_EQ(g.dalpha.defined(), entmax != nullptr);
+    if (entmax == nullptr) continue;
+    checked += check_numbers(c, {entmax->alpha}, g.dalpha,
+                             [](AttentionSpec& spec, const std::vector<double>& moved) {
+                               spec.normalizer = Entmax{moved[0]};
+                             });
+  }
+  EXPECT_GT(checked, 50);
 }
 
 }  // namespace
