@@ -188,6 +188,26 @@ def test_generate_equals_eager(kind: str, options: Dict[str, Any]) -> None:
     assert tokens[0].shape[1] > 10 or kind == "t5"
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "t5"])
+def test_a_compiled_static_generate_breaks_no_graph(kind: str) -> None:
+    eager, ours = pair(kind, torch.float32)
+    ids, mask = torch.randint(2, 100, (3, 10)), padded(kind)
+    given = dict(input_ids=ids, attention_mask=mask, max_new_tokens=8, do_sample=False,
+                 pad_token_id=0, cache_implementation="static", return_dict_in_generate=True,
+                 output_logits=True)
+    want = eager.generate(**given)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    ours.forward = torch.compile(ours.forward, fullgraph=True, backend="eager")
+    got = ours.generate(**given)
+    assert torch.equal(got.sequences, want.sequences)
+    for a, b in zip(got.logits, want.logits):
+        assert_near(a, b)
+    counters = torch._dynamo.utils.counters
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] <= 2  # the prompt's and a step's
+
+
 def test_chunked_prefill_equals_one_call() -> None:
     _, ours = pair("llama")
     ids = torch.randint(2, 100, (2, 11))
@@ -385,6 +405,8 @@ def test_rules_mean_what_pytorchs_mask_says(case: Dict[str, Any]) -> None:
     N, M = case["q_length"], case["kv_length"]
     q, k, v = torch.randn(2, 2, N, 4), torch.randn(2, 2, M, 4), torch.randn(2, 2, M, 4)
     got = foci.torch.attention(q, k, v, **mask.options())
+    assert_near(got, foci.torch.attention(q, k, v, keep=want), 1e-6)
+    got = foci.torch.attention(q, k, v, **mask._traced_options())
     assert_near(got, foci.torch.attention(q, k, v, keep=want), 1e-6)
 
 

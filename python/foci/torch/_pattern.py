@@ -29,7 +29,8 @@ def is_tracing() -> bool:
 class PatternMask(torch.Tensor):
     """A boolean mask [B, 1, N, M], True where a query may see a key, without N x M memory.
 
-    A model that passes it on keeps the rule; any operation on it sees the dense tensor.
+    A model that passes it on keeps the rule; any operation on it sees the dense tensor. Made outside
+    of what torch.compile sees, it may go into it.
 
     Args:
         shape: [B, 1, N, M].
@@ -45,6 +46,7 @@ class PatternMask(torch.Tensor):
     window: Optional[Tuple[Optional[int], Optional[int]]]
     padding: Optional[torch.Tensor]
     segments: Optional[torch.Tensor]
+    _pasts: torch.Tensor
     _options: Optional[Dict[str, Any]]
     # Operations come to __torch_dispatch__; without this, even asking for the shape is slow.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -60,6 +62,8 @@ class PatternMask(torch.Tensor):
                  segments: Optional[torch.Tensor] = None) -> None:
         self.past, self.causal, self.window = past, causal, window
         self.padding, self.segments = padding, segments
+        # For a graph, where a number that changes from call to call would ask for a new one.
+        self._pasts = torch.full((shape[0],), past, dtype=torch.int64)
         self._options = None
 
     @classmethod
@@ -97,13 +101,15 @@ class PatternMask(torch.Tensor):
         return mask
 
     def options(self) -> Dict[str, Any]:
-        """The mask as options of foci.torch.attention; worked out once."""
+        """The mask as options of foci.torch.attention; worked out once, or anew in a graph."""
+        if is_tracing():
+            return self._traced_options()
         if self._options is None:
             self._options = self._make_options()
         return self._options
 
     def _make_options(self) -> Dict[str, Any]:
-        B, _, N, M = self.shape
+        _, _, N, M = self.shape
         options: Dict[str, Any] = {}
         align = ("bottom-right" if self.past == M - N else
                  "top-left" if self.past == 0 else "past")
@@ -115,7 +121,7 @@ class PatternMask(torch.Tensor):
         elif self.causal and self.past < M - 1:
             options["causal"] = align
         if options and align == "past":
-            options["past_lengths"] = torch.full((B,), self.past, dtype=torch.int64)
+            options["past_lengths"] = self._pasts
         if self.segments is not None:
             segments = self.segments.to(torch.int32).contiguous()
             options["q_segments"] = options["k_segments"] = segments
@@ -126,6 +132,24 @@ class PatternMask(torch.Tensor):
                 options["key_lengths"] = lengths
             else:  # padding on the left or in between
                 options["keep"] = self.padding[:, None, None, :]
+        return options
+
+    def _traced_options(self) -> Dict[str, Any]:
+        """The same mask by tensors alone, whatever is in them."""
+        options: Dict[str, Any] = {}
+        if self.window is not None:
+            left, right = self.window
+            if self.causal:
+                right = 0 if right is None else min(right, 0)
+            options["window"], options["window_align"] = (left, right), "past"
+        elif self.causal:
+            options["causal"] = "past"
+        if options:
+            options["past_lengths"] = self._pasts
+        if self.segments is not None:
+            options["q_segments"] = options["k_segments"] = self.segments.to(torch.int32)
+        if self.padding is not None:
+            options["keep"] = self.padding[:, None, None, :]
         return options
 
 
