@@ -49,32 +49,124 @@ double sparsemax_threshold(std::vector<double> z) {
   return tau;
 }
 
-// τ of entmax for z = (α−1)s whose largest is 0: Σ [z − τ]₊^power falls from ≥ 1 at −1 to 0 at 0;
+// entmax, 1 < α ≤ 2: the gap t = (α−1)max − τ between the largest score and τ. For
+// z = (α−1)(s − max), Σ [z + t]₊^P with P = 1/(α−1) grows from 0 at t = 0 to ≥ 1 at t = 1;
 // bisection until two neighbouring doubles are left.
-double entmax_threshold(const std::vector<double>& z, double power) {
-  double low = -1, high = 0;
+double entmax_gap(const std::vector<double>& z, double power) {
+  double low = 0, high = 1;
   while (true) {
     const double middle = low + (high - low) / 2;
-    if (middle <= low || middle >= high) return low;
+    if (middle <= low || middle >= high) return high;
     double sum = 0;
-    for (double x : z) sum += x > middle ? std::pow(x - middle, power) : 0;
-    (sum >= 1 ? low : high) = middle;
+    for (double x : z) sum += x + middle > 0 ? std::pow(x + middle, power) : 0;
+    (sum >= 1 ? high : low) = middle;
   }
 }
 
-// p = [(α−1)s − τ]₊^(1/(α−1)). Everything is shifted so that the largest score is 0.
+// entmax, α > 2. τ can lie nearer to a score than doubles lie to each other, and the weight of that
+// score still be large: a distance of 1e-60 is a weight of 0.06 at α = 50. So what is looked for is
+// the smallest score v that has weight, and that weight w: with c = α−1, τ = c·v − w^c, and
+//   p_j = (c·(s_j − v) + w^c)^(1/c).
+struct Smallest {
+  double score, weight;
+};
+
+// Σ over scores ≥ v of the weights that v and w give.
+double sum_above(const std::vector<double>& s, double v, double w, double c) {
+  const double delta = std::pow(w, c);
+  double sum = 0;
+  for (double x : s) {
+    if (x >= v) sum += x == v ? w : std::pow(c * (x - v) + delta, 1 / c);
+  }
+  return sum;
+}
+
+// v is the lowest score for which those above it leave something, and Σ grows with w.
+Smallest entmax_smallest(const std::vector<double>& s, double c) {
+  std::vector<double> scores = s;
+  std::sort(scores.begin(), scores.end(), std::greater<>());
+  scores.erase(std::unique(scores.begin(), scores.end()), scores.end());
+  size_t in = 0, out = scores.size();
+  while (out - in > 1) {
+    const size_t middle = in + (out - in) / 2;
+    (sum_above(s, scores[middle], 0, c) < 1 ? in : out) = middle;
+  }
+  const double v = scores[in];
+  double low = 0, high = 1;
+  while (true) {
+    const double middle = low + (high - low) / 2;
+    if (middle <= low || middle >= high) return {v, high};
+    (sum_above(s, v, middle, c) >= 1 ? high : low) = middle;
+  }
+}
+
+// p = [(α−1)s − τ]₊^(1/(α−1)), and ln p^(2−α), from differences of scores.
 void sparse_map(const std::vector<double>& s, double alpha, bool sparsemax, RowWeights& row) {
-  const double m = largest(s);
+  const double m = largest(s), c = alpha - 1, power = 1 / c;
+  row.log_factor.assign(s.size(), 0);
+  if (alpha > 2) {
+    const auto [v, w] = entmax_smallest(s, c);
+    const double delta = std::pow(w, c);
+    for (size_t j = 0; j < s.size(); ++j) {
+      row.takes_part[j] = s[j] >= v;
+      if (s[j] < v) continue;
+      const double over = c * (s[j] - v) + delta;
+      row.p[j] = s[j] == v ? w : std::pow(over, power);
+      row.log_factor[j] = s[j] == v ? (1 - c) * std::log(w) : (power - 1) * std::log(over);
+    }
+    row.statistic = c * v - delta;
+    return;
+  }
   std::vector<double> z(s.size());
-  for (size_t j = 0; j < s.size(); ++j) z[j] = (alpha - 1) * (s[j] - m);
-  const double power = 1 / (alpha - 1);
-  const double tau = sparsemax ? sparsemax_threshold(z) : entmax_threshold(z, power);
+  for (size_t j = 0; j < s.size(); ++j) z[j] = c * (s[j] - m);
+  const double gap = sparsemax ? -sparsemax_threshold(z) : entmax_gap(z, power);
   for (size_t j = 0; j < s.size(); ++j) {
-    const double over = std::max(z[j] - tau, 0.0);
+    const double over = std::max(z[j] + gap, 0.0);
     row.p[j] = sparsemax ? over : std::pow(over, power);
     row.takes_part[j] = row.p[j] > 0;
+    if (row.takes_part[j] && !sparsemax) row.log_factor[j] = (power - 1) * std::log(over);
   }
-  row.statistic = (alpha - 1) * m + tau;
+  row.statistic = c * m - gap;
+}
+
+// ds of a sparse map: ds_j = f_j (dp_j − Σ f dp/Σf) with f = p^(2−α) on the support. For large α
+// the f of the smallest weight outgrows all others, and what the others leave of its gradient is
+// the difference of numbers almost equal; so dp is taken against that key's, and f as exponents.
+std::vector<double> sparse_backward(const RowWeights& row, double per_statistic,
+                                    const std::vector<double>& dp, double dstatistic) {
+  const std::vector<double>& log_f = row.log_factor;
+  std::vector<double> ds(row.p.size(), 0);
+  size_t first = ds.size();  // of the largest f
+  for (size_t j = 0; j < ds.size(); ++j) {
+    if (row.takes_part[j] && (first == ds.size() || log_f[j] > log_f[first])) first = j;
+  }
+  if (first == ds.size()) return ds;
+  const double origin = std::isfinite(dp[first]) ? dp[first] : 0;
+  double most = -std::numeric_limits<double>::infinity();  // of log_f where dp is not the origin
+  double sum = 0;                                          // Σf in units of the largest
+  for (size_t j = 0; j < ds.size(); ++j) {
+    if (!row.takes_part[j]) continue;
+    if (dp[j] != origin) most = std::max(most, log_f[j]);
+    sum += std::exp(log_f[j] - log_f[first]);
+  }
+  double mean = 0;  // in units of e^(most − log_f[first])
+  for (size_t j = 0; j < ds.size(); ++j) {
+    if (row.takes_part[j] && dp[j] != origin) {
+      mean += std::exp(log_f[j] - most) * (dp[j] - origin) / sum;
+    }
+  }
+  for (size_t j = 0; j < ds.size(); ++j) {
+    if (!row.takes_part[j]) continue;
+    const double below = log_f[j] - log_f[first];
+    if (dp[j] != origin) {
+      const double x = dp[j] - origin - std::exp(most - log_f[first]) * mean;
+      ds[j] = x == 0 ? 0 : std::exp(log_f[j]) * x;
+    } else if (mean != 0) {
+      ds[j] = -std::exp(below + most) * mean;
+    }
+    ds[j] += dstatistic * per_statistic * std::exp(below) / sum;
+  }
+  return ds;
 }
 
 }  // namespace
@@ -110,19 +202,28 @@ std::vector<double> normalize_backward(const Normalizer& normalizer, const RowWe
       overloaded{[](const Softmax&) { return 1.0; }, [](const Sparsemax&) { return 2.0; },
                  [](const Entmax& e) { return e.alpha; }, [](const TopK&) { return 1.0; }},
       normalizer);
-  const double per_statistic = alpha == 1 ? 1 : alpha - 1;
-  std::vector<double> g(row.p.size(), 0);
+  std::vector<double> ds(row.p.size(), 0);
+  if (std::any_of(row.p.begin(), row.p.end(), [](double p) { return std::isnan(p); })) {
+    ds.assign(ds.size(), std::numeric_limits<double>::quiet_NaN());
+    return ds;
+  }
+  if (alpha > 1) {
+    if (row.log_factor.size() == row.p.size()) {
+      return sparse_backward(row, alpha - 1, dp, dstatistic);
+    }
+    RowWeights whole = row;  // weights that somebody else made
+    for (double p : row.p) whole.log_factor.push_back((2 - alpha) * std::log(p));
+    return sparse_backward(whole, alpha - 1, dp, dstatistic);
+  }
   double sum = 0, mean = 0;
-  for (size_t j = 0; j < g.size(); ++j) {
+  for (size_t j = 0; j < ds.size(); ++j) {
     if (!row.takes_part[j]) continue;
-    g[j] = alpha == 1 ? row.p[j] : std::pow(row.p[j], 2 - alpha);
-    sum += g[j];
-    mean += g[j] * dp[j];
+    sum += row.p[j];
+    mean += row.p[j] * dp[j];
   }
   mean /= sum;
-  std::vector<double> ds(g.size(), 0);
-  for (size_t j = 0; j < g.size(); ++j) {
-    if (row.takes_part[j]) ds[j] = g[j] * (dp[j] - mean) + dstatistic * per_statistic * g[j] / sum;
+  for (size_t j = 0; j < ds.size(); ++j) {
+    if (row.takes_part[j]) ds[j] = row.p[j] * (dp[j] - mean) + dstatistic * row.p[j] / sum;
   }
   return ds;
 }

@@ -13,6 +13,9 @@ struct RowWeights {
   // p > 0 (sparse maps).
   std::vector<bool> takes_part;
   double statistic = 0;  // log-sum-exp of the scores that take part, or τ
+  // Sparse maps: ln p^(2−α) of keys that take part, from the score's distance to τ, since neither
+  // p^(2−α) nor p itself need have the digits. Empty: not known, from p.
+  std::vector<double> log_factor;
 };
 
 // `s` has at least one score. A NaN among them, or a largest score that is infinite, makes the
