@@ -207,6 +207,10 @@ struct RowStatistics {
 struct RowScratch {
   std::vector<float> values;
   std::vector<double> candidates, rest;
+  // Whether entmax with α > 2 leaves ln p^(2−α) of the keys that take part in log_factors [width],
+  // with more digits than float32 weights have: what backward goes by.
+  bool wants_factors = false;
+  std::vector<double> log_factors;
 };
 
 // Scores → weights before dropout, in place: [0, width) is zero but where seen. `part` (may be
@@ -217,10 +221,22 @@ RowStatistics normalize(const kernels::RowKernels& kernels, const Normalizer& no
                         uint8_t* part, RowScratch& scratch);
 
 // g: in, the gradient of the weights, zero but where part; out, that of the scores, likewise.
-// drow_stat, dentropy: upstream gradients of the row's statistics.
+// drow_stat, dentropy: upstream gradients of the row's statistics. log_factors: those that
+// normalize left, or null: from p.
 void normalize_backward(const kernels::RowKernels& kernels, const Normalizer& normalizer,
                         const Sight& part, float drow_stat, float dentropy, const float* p,
-                        float* g);
+                        float* g, const double* log_factors = nullptr);
+
+// Of the two, what is sparsemax (α = 2) and entmax (plain_sparse_maps.cc). `row` holds scores whose
+// largest is `max`, and receives weights, where they are seen; `part` is marked where a weight is.
+struct SparseRow {
+  double tau = 0, largest = 0, entropy = 0;
+  int64_t support = 0;
+};
+SparseRow sparse_map(double alpha, const Sight& sight, float max, bool wants_entropy, float* row,
+                     uint8_t* part, RowScratch& scratch);
+void sparse_backward(double alpha, const Sight& part, float drow_stat, const float* p,
+                     const double* log_factors, float* g);
 
 // ---- what both directions use (plain_rows.cc) ----------------------------------------
 

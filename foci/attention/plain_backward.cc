@@ -159,6 +159,9 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
   Statistics want;
   if (call.up.dmax_weight.defined()) want.add(Statistic::max_weight);
   std::vector<Sight> sights(count);
+  const auto* entmax = std::get_if<Entmax>(&p.spec.normalizer);
+  scratch.row.wants_factors = entmax && entmax->alpha > 2;
+  if (scratch.row.wants_factors) scratch.row.log_factors.resize(width);
   for (int64_t r = 0; r < count; ++r) {
     float* row = p_rows + r * width;
     float* g = g_rows + r * width;
@@ -186,7 +189,8 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
     if (coverage) taking.for_each([&](int64_t j) { g[j] += coverage[site.key(j)]; });
     if (stats.max_column >= 0) g[stats.max_column] += row_value(call.up.dmax_weight, at);
     normalize_backward(kernels, p.spec.normalizer, taking, row_value(call.up.drow_stat, at),
-                       row_value(call.up.dentropy, at), row, g);
+                       row_value(call.up.dentropy, at), row, g,
+                       scratch.row.wants_factors ? scratch.row.log_factors.data() : nullptr);
   }
   std::fill(kept + count * width, kept + rows * width, 0.0f);
   std::fill(g_rows + count * width, g_rows + rows * width, 0.0f);

@@ -108,98 +108,17 @@ void choose(const Sight& sight, int64_t k, float* row, uint8_t* chosen, RowScrat
   });
 }
 
-// [z]₊^power, its derivative's factor left out.
-double power_of(double z, double power) {
-  if (power == 1) return z;
-  if (power == 2) return z * z;
-  return std::pow(z, power);
-}
-
-// τ with Σ [z − τ]₊^power = 1, where the largest z is 0. z is emptied of what cannot take part.
-double threshold(double power, std::vector<double>& z, std::vector<double>& rest) {
-  if (power == 1) {
-    // Michelot 1986: project, drop what fell below, again; exact after finitely many steps.
-    for (;;) {
-      double sum = 0;
-      for (double x : z) sum += x;
-      const double tau = (sum - 1) / static_cast<double>(z.size());
-      rest.clear();
-      for (double x : z) {
-        if (x > tau) rest.push_back(x);
-      }
-      if (rest.size() == z.size() || rest.empty()) return tau;
-      std::swap(z, rest);
-    }
-  }
-  // Newton's method inside a bracket: the sum is ≥ 1 at −1 and 0 at 0, and falls between.
-  double low = -1, high = 0, tau = -1;
-  for (int step = 0; step < 200; ++step) {
-    double sum = 0, slope = 0;
-    for (double x : z) {
-      if (x <= tau) continue;
-      const double over = x - tau;
-      const double p = power_of(over, power);
-      sum += p;
-      slope += power * p / over;
-    }
-    (sum >= 1 ? low : high) = tau;
-    double next = tau + (sum - 1) / slope;
-    if (!(next > low && next < high)) next = low + (high - low) / 2;
-    if (next == tau || next <= low || next >= high ||
-        std::abs(next - tau) <= 4 * std::numeric_limits<double>::epsilon()) {
-      return next;
-    }
-    tau = next;
-  }
-  return tau;
-}
-
-// p = [(α−1)s − τ]₊^(1/(α−1)).
-RowStatistics sparse_map(double alpha, const Sight& sight, int64_t width, const Statistics& want,
-                         float max, float* row, uint8_t* part, RowScratch& scratch) {
-  const double power = 1 / (alpha - 1);
-  std::vector<double>& z = scratch.candidates;
-  z.clear();
-  // Only z > −1 can have weight, since τ ≥ −1.
-  sight.for_each([&](int64_t j) {
-    const double x = (alpha - 1) * (double(row[j]) - max);
-    if (x > -1) z.push_back(x);
-  });
-  const double tau = threshold(power, z, scratch.rest);
-  RowStatistics s;
-  if (want.has(Statistic::max_weight)) s.max_column = first_equal(whole_lanes(sight), row, max);
-  if (part) std::fill_n(part, width, uint8_t{0});
-  double entropy = 0;
-  int64_t support = 0;
-  sight.for_each([&](int64_t j) {
-    const double over = (alpha - 1) * (double(row[j]) - max) - tau;
-    const float p = over > 0 ? static_cast<float>(power_of(over, power)) : 0.0f;
-    row[j] = p;
-    // A weight is above 0 where its score is above τ, also where float32 rounds it to 0 (α near 1).
-    if (over > 0) ++support;
-    if (p == 0) return;
-    if (part) part[j] = 1;
-    if (want.has(Statistic::entropy)) entropy -= p * std::log(double(p));
-  });
-  clear_unseen(sight, width, 0.0f, row);
-  s.row_stat = static_cast<float>((alpha - 1) * max + tau);
-  s.entropy = static_cast<float>(entropy);
-  s.max_weight = static_cast<float>(power_of(-tau, power));
-  s.support = static_cast<float>(support);
-  return s;
-}
-
 }  // namespace
 
 RowStatistics normalize(const kernels::RowKernels& kernels, const Normalizer& normalizer,
                         const Sight& sight, int64_t width, const Statistics& want, float* row,
                         uint8_t* part, RowScratch& scratch) {
-  const bool sparse =
+  const bool thresholds =
       std::holds_alternative<Sparsemax>(normalizer) || std::holds_alternative<Entmax>(normalizer);
   if (sight.count == 0) {
     std::fill_n(row, width, 0.0f);
     if (part) std::fill_n(part, width, uint8_t{0});
-    return {.row_stat = sparse ? kInf : -kInf};
+    return {.row_stat = thresholds ? kInf : -kInf};
   }
   clear_unseen(sight, width, -kInf, row);
   const Span span = whole_lanes(sight);
@@ -209,30 +128,39 @@ RowStatistics normalize(const kernels::RowKernels& kernels, const Normalizer& no
     sight.for_each([&](int64_t j) { undefined = undefined || std::isnan(row[j]); });
   }
   if (undefined) return undefined_row(sight, width, want, row, part);
-  return std::visit(
-      overloaded{[&](const Softmax&) {
-                   set_part(sight, width, part);
-                   return softmax(kernels, sight, width, want, max, row, part);
-                 },
-                 [&](const Sparsemax&) {
-                   return sparse_map(2, sight, width, want, max, row, part, scratch);
-                 },
-                 [&](const Entmax& e) {
-                   return sparse_map(e.alpha, sight, width, want, max, row, part, scratch);
-                 },
-                 [&](const TopK& t) {
-                   set_part(sight, width, part);
-                   if (sight.count > t.k) choose(sight, t.k, row, part, scratch);
-                   RowStatistics s = softmax(kernels, sight, width, want, max, row, part);
-                   s.support = static_cast<float>(std::min(t.k, sight.count));
-                   return s;
-                 }},
-      normalizer);
+  const auto sparse = [&](double alpha) {
+    RowStatistics s;
+    if (want.has(Statistic::max_weight)) s.max_column = first_equal(span, row, max);
+    if (part) std::fill_n(part, width, uint8_t{0});
+    const SparseRow r =
+        sparse_map(alpha, sight, max, want.has(Statistic::entropy), row, part, scratch);
+    clear_unseen(sight, width, 0.0f, row);
+    s.row_stat = static_cast<float>(r.tau);
+    s.entropy = static_cast<float>(r.entropy);
+    s.max_weight = static_cast<float>(r.largest);
+    s.support = static_cast<float>(r.support);
+    return s;
+  };
+  return std::visit(overloaded{[&](const Softmax&) {
+                                 set_part(sight, width, part);
+                                 return softmax(kernels, sight, width, want, max, row, part);
+                               },
+                               [&](const Sparsemax&) { return sparse(2); },
+                               [&](const Entmax& e) { return sparse(e.alpha); },
+                               [&](const TopK& t) {
+                                 set_part(sight, width, part);
+                                 if (sight.count > t.k) choose(sight, t.k, row, part, scratch);
+                                 RowStatistics s =
+                                     softmax(kernels, sight, width, want, max, row, part);
+                                 s.support = static_cast<float>(std::min(t.k, sight.count));
+                                 return s;
+                               }},
+                    normalizer);
 }
 
 void normalize_backward(const kernels::RowKernels& kernels, const Normalizer& normalizer,
                         const Sight& part, float drow_stat, float dentropy, const float* p,
-                        float* g) {
+                        float* g, const double* log_factors) {
   if (part.count == 0) return;
   // All maps have ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf), with f = p for softmax and top-k (Σp = 1) and
   // f = p^(2−α) on the support for the sparse maps; their statistics have ∂/∂s_k = f_k/Σf, the
@@ -258,19 +186,7 @@ void normalize_backward(const kernels::RowKernels& kernels, const Normalizer& no
     }
     return;
   }
-  const auto factor = [&](float x) {
-    if (alpha == 2) return std::isnan(x) ? double(x) : 1.0;
-    if (alpha == 1.5) return std::sqrt(double(x));
-    return std::pow(double(x), 2 - alpha);
-  };
-  double sum = 0, mean = 0;
-  part.for_each([&](int64_t j) {
-    const double f = factor(p[j]);
-    sum += f;
-    mean += f * g[j];
-  });
-  const double shift = (double(drow_stat) * (alpha - 1) - mean) / sum;
-  part.for_each([&](int64_t j) { g[j] = static_cast<float>(factor(p[j]) * (g[j] + shift)); });
+  sparse_backward(alpha, part, drow_stat, p, log_factors, g);
 }
 
 }  // namespace foci::plain

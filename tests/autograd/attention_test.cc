@@ -51,6 +51,7 @@ std::vector<Case> wide_cases() {
   all.push_back({"l2", {.score = L2{0.7}}});
   all.push_back({"additive", {.score = Additive{}}});
   all.push_back({"entmax", {.normalizer = Entmax{1.5}, .statistics = {Statistic::entropy}}});
+  all.push_back({"entmax_steep", {.normalizer = Entmax{5}, .statistics = {Statistic::entropy}}});
   all.push_back({"topk", {.normalizer = TopK{2}, .statistics = {Statistic::coverage}}});
   all.push_back({"softcap", {.softcap = 1.5}});
   all.push_back({"bias", {.biases = {TensorBias{}}}});

@@ -28,6 +28,7 @@ struct Row {
   std::vector<double> p;
   double stat = -kInf;
   bool empty = true;
+  std::vector<double> log_factor{};  // ln p^(2−α), of sparsemax and entmax
 };
 
 // Where each token stands in its segment, and how many tokens each segment has.
@@ -156,9 +157,10 @@ class Attention {
     const auto m = static_cast<size_t>(M);
     std::vector<double> u(m, 0), ds(m, 0);
     const bool threshold = is_threshold();
+    if (threshold) return threshold_backward(r, g, dstat);
     double sum = 0, mean = 0;
     for (size_t j = 0; j < m; ++j) {
-      if (r.p[j] > 0) u[j] = threshold ? std::pow(r.p[j], 2 - alpha_) : r.p[j];
+      if (r.p[j] > 0) u[j] = r.p[j];
       sum += u[j];
     }
     if (sum == 0) return ds;
@@ -166,8 +168,43 @@ class Attention {
       if (u[j] > 0) mean += u[j] * g[j] / sum;
     }
     for (size_t j = 0; j < m; ++j) {
-      if (u[j] == 0) continue;
-      ds[j] = u[j] * (g[j] - mean) + dstat * u[j] / sum * (threshold ? alpha_ - 1 : 1);
+      if (u[j] > 0) ds[j] = u[j] * (g[j] - mean) + dstat * u[j] / sum;
+    }
+    return ds;
+  }
+
+  // With u as exponents, of which those of a small weight can outgrow every number (α > 2), and g
+  // against that of the largest u, whose gradient is what the others leave.
+  std::vector<double> threshold_backward(const Row& r, const std::vector<double>& g,
+                                         double dstat) const {
+    std::vector<double> ds(r.p.size(), 0);
+    const std::vector<double>& log_u = r.log_factor;
+    size_t first = ds.size();
+    for (size_t j = 0; j < ds.size(); ++j) {
+      if (r.p[j] > 0 && (first == ds.size() || log_u[j] > log_u[first])) first = j;
+    }
+    if (first == ds.size()) return ds;
+    double sum = 0, mean = 0, most = -kInf;  // most: of log_u where g is not that of `first`
+    for (size_t j = 0; j < ds.size(); ++j) {
+      if (!(r.p[j] > 0)) continue;
+      sum += std::exp(log_u[j] - log_u[first]);
+      if (g[j] != g[first]) most = std::max(most, log_u[j]);
+    }
+    for (size_t j = 0; j < ds.size(); ++j) {
+      if (r.p[j] > 0 && g[j] != g[first]) {
+        mean += std::exp(log_u[j] - most) * (g[j] - g[first]) / sum;
+      }
+    }
+    for (size_t j = 0; j < ds.size(); ++j) {
+      if (!(r.p[j] > 0)) continue;
+      const double below = log_u[j] - log_u[first];
+      if (g[j] != g[first]) {
+        const double x = g[j] - g[first] - std::exp(most - log_u[first]) * mean;
+        if (x != 0) ds[j] = std::exp(log_u[j]) * x;
+      } else if (mean != 0) {
+        ds[j] = -std::exp(below + most) * mean;
+      }
+      ds[j] += dstat * (alpha_ - 1) * std::exp(below) / sum;
     }
     return ds;
   }
@@ -356,26 +393,68 @@ class Attention {
     r.stat = top + std::log(sum);
   }
 
-  // Bisection on τ: Σ [(α−1)s − τ]₊^(1/(α−1)) falls from ≥ 1 at max − 1 to 0 at max.
+  // α ≤ 2: bisection on the gap t between the largest score and τ, in units of which
+  // Σ [(α−1)(s − max) + t]₊^(1/(α−1)) grows from 0 at 0 to ≥ 1 at 1. Above, the threshold lies
+  // too near to a score for that, and the smallest weight w is the unknown: v is its score, and
+  // p_j = ((α−1)(s_j − v) + w^(α−1))^(1/(α−1)).
   void entmax(Row& r, double alpha) const {
-    const double power = 1 / (alpha - 1);
+    const double c = alpha - 1, power = 1 / c;
     double top = -kInf;
+    std::vector<double> scores;
     for (size_t j = 0; j < r.s.size(); ++j) {
-      if (r.allowed[j]) top = std::max(top, (alpha - 1) * r.s[j]);
+      if (!r.allowed[j]) continue;
+      if (std::isnan(r.s[j])) {
+        std::fill(r.p.begin(), r.p.end(), r.s[j]);
+        r.stat = r.s[j];
+        return;
+      }
+      top = std::max(top, r.s[j]);
+      scores.push_back(r.s[j]);
     }
-    double low = top - 1, high = top;
-    const auto weight = [&](size_t j, double tau) {
-      const double x = (alpha - 1) * r.s[j] - tau;
-      return r.allowed[j] && x > 0 ? std::pow(x, power) : 0;
+    const bool steep = alpha > 2;
+    double v = top;
+    // The distance of a score to τ, and its weight, if the unknown is x.
+    const auto over = [&](double s, double x) {
+      if (!steep) return c * (s - top) + x;
+      return s >= v ? c * (s - v) + std::pow(x, c) : -1.0;
     };
-    for (int step = 0; step < 200; ++step) {
-      const double middle = (low + high) / 2;
-      double sum = 0;
-      for (size_t j = 0; j < r.s.size(); ++j) sum += weight(j, middle);
-      (sum >= 1 ? low : high) = middle;
+    const auto weight = [&](double s, double x) {
+      if (steep && s == v) return x;
+      const double distance = over(s, x);
+      return distance > 0 ? std::pow(distance, power) : 0;
+    };
+    const auto sum = [&](double x) {
+      double all = 0;
+      for (double s : scores) all += weight(s, x);
+      return all;
+    };
+    if (steep) {
+      // The lowest score for which those above it do not add to 1 yet.
+      std::vector<double> order = scores;
+      std::sort(order.begin(), order.end(), std::greater<>());
+      size_t in = 0, out = order.size();
+      while (out - in > 1) {
+        const size_t middle = in + (out - in) / 2;
+        v = order[middle];
+        (sum(0) < 1 ? in : out) = middle;
+      }
+      v = order[in];
     }
-    for (size_t j = 0; j < r.s.size(); ++j) r.p[j] = weight(j, low);
-    r.stat = low;
+    double low = 0, high = 1;
+    for (double middle = 0.5; middle > low && middle < high; middle = low + (high - low) / 2) {
+      (sum(middle) >= 1 ? high : low) = middle;
+    }
+    r.log_factor.assign(r.s.size(), 0);
+    for (size_t j = 0; j < r.s.size(); ++j) {
+      if (!r.allowed[j]) continue;
+      r.p[j] = weight(r.s[j], high);
+      const bool last = steep && r.s[j] == v;
+      if (r.p[j] > 0) {
+        r.log_factor[j] =
+            last ? (1 - c) * std::log(high) : (power - 1) * std::log(over(r.s[j], high));
+      }
+    }
+    r.stat = steep ? c * v - std::pow(high, c) : c * top - high;
   }
 
   void topk(Row& r, int64_t count) const {
