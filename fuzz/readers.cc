@@ -6,6 +6,7 @@
 #include "foci/io/gzip.h"
 #include "foci/io/image.h"
 #include "foci/io/safetensors.h"
+#include "foci/models/vit/config.h"
 #include "foci/spec/json.h"
 #include "foci/vision/digits.h"
 
@@ -30,9 +31,11 @@ void touch(const Tensor& tensor) {
 }  // namespace
 
 void safetensors(std::string_view bytes) {
-  for (const auto& [name, tensor] : parse_safetensors(bytes, "f").tensors) {
+  const Safetensors file = parse_safetensors(bytes, "f");
+  for (const auto& [name, tensor] : file.tensors) {
     touch(tensor);
     expect(tensor.nbytes() <= bytes.size());
+    expect(file.unreadable.count(name) == 0);
   }
 }
 
@@ -57,6 +60,11 @@ void digits(std::string_view bytes) {
     expect(digit.label >= 0 && digit.label <= 9);
     for (const uint8_t ink : digit.ink) expect(ink <= 16);
   }
+}
+
+void vit_config(std::string_view bytes) {
+  const VitConfig config = vit_config_from_json(bytes, "f");
+  expect(vit_config_from_json(vit_config_to_json(config), "f") == config);
 }
 
 void spec_json(std::string_view bytes) {

@@ -11,6 +11,7 @@ void safetensors(std::string_view bytes);  // FormatError
 void image(std::string_view bytes);        // FormatError; PNG and JPEG
 void gzip(std::string_view bytes);         // FormatError
 void digits(std::string_view bytes);       // FormatError; the lines, since a checksum stops fuzzers
+void vit_config(std::string_view bytes);   // FormatError; a model's config.json
 void spec_json(std::string_view bytes);    // ArgumentError, as for any other wrong spec
 
 }  // namespace foci::fuzz

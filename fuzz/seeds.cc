@@ -6,6 +6,7 @@
 #include "foci/io/file.h"
 #include "foci/io/image.h"
 #include "foci/io/safetensors.h"
+#include "foci/models/vit/config.h"
 #include "io/encode.h"
 
 namespace fs = std::filesystem;
@@ -64,7 +65,9 @@ int main(int argc, char** argv) {
   images(root / "image");
   fs::create_directories(root / "safetensors");
   write_safetensors(root / "safetensors/two",
-                    {{"a", Tensor::full({2, 3}, 1)}, {"b", Tensor::zeros({3}, DType::boolean)}},
+                    {{"a", Tensor::full({2, 3}, 1)},
+                     {"b", Tensor::zeros({3}, DType::boolean)},
+                     {"c", Tensor::zeros({2}, DType::i16)}},
                     {{"op", "Attention"}});
   write_safetensors(root / "safetensors/none", {});
   write_safetensors(root / "safetensors/empty", {{"x", Tensor::zeros({0, 2}, DType::f64)}});
@@ -86,4 +89,10 @@ int main(int argc, char** argv) {
       R"({"kind":"relative2d","grid":[2,3]},{"kind":"relative1d","max_distance":16},)"
       R"({"kind":"alibi"}],"dropout":{"p":0.1,"seed":42,"place":"keys"}})");
   put(root / "spec_json/none", "{}");
+  VitConfig config;
+  config.classes = {"a", "ü"};
+  put(root / "vit_config/small", vit_config_to_json(config));
+  config.pooling = Pooling::attention;
+  config.attention.normalizer = Entmax{1.5};
+  put(root / "vit_config/entmax", vit_config_to_json(config));
 }

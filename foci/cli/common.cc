@@ -103,14 +103,14 @@ void check_writable(const char* option, const std::string& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
   if (status.type() == fs::file_type::directory) {
-    throw UsageError(fmt::format("{}: {} is a folder, a file is right", option, shown(path)));
+    throw FileError(fmt::format("{}: {} is a folder, a file is right", option, shown(path)));
   }
   // A file is made anew beside the old one; what is no file (a pipe) is written to.
   const bool special = fs::exists(status) && !fs::is_regular_file(status);
   const fs::path parent = fs::path(path).parent_path() / ".";  // the dot asks for a folder
   if (::access(special ? path.c_str() : parent.c_str(), W_OK) != 0) {
-    throw UsageError(fmt::format("{}: {} cannot be written: {}", option, shown(path),
-                                 std::generic_category().message(errno)));
+    throw FileError(fmt::format("{}: {} cannot be written: {}", option, shown(path),
+                                std::generic_category().message(errno)));
   }
 }
 

@@ -20,7 +20,11 @@ constexpr int64_t kChoiceBegin = int64_t{1} << 31;
 constexpr int64_t kChoiceScenes = 300;
 
 nlohmann::ordered_json to_json(const insight::Estimate& e) {
-  return {{"value", e.value}, {"low", e.low}, {"high", e.high}};
+  return {{"value", e.value},
+          {"low", e.low},
+          {"high", e.high},
+          {"count", e.count},
+          {"independent", e.independent}};
 }
 
 class Demo : public Verb {
@@ -116,11 +120,11 @@ class Demo : public Verb {
     }
   }
 
-  insight::Estimate hits(const Evaluation& e) const { return e.hits->last_layer(common_.seed); }
+  insight::Estimate hits(const Evaluation& e) const { return e.hits->last_layer(); }
 
   report::Report report_for(const Result& r, const vision::Dataset& data) const {
     report::Report out = report_of(data.classes(), r.outcome, r.trained);
-    const insight::Estimate accuracy = r.trained.accuracy(common_.seed);
+    const insight::Estimate accuracy = r.trained.accuracy();
     const insight::Estimate trained = hits(r.trained), untrained = hits(r.untrained);
     const double chance = r.trained.hits->chance();
     const auto seconds = r.outcome.result.seconds;
@@ -129,21 +133,22 @@ class Demo : public Verb {
     out.title = learned ? "A transformer learned to read digits in clutter"
                         : "A transformer that has not learned to read digits yet";
     out.summary = fmt::format(
-        "In {:.0f} seconds it {} to name the one whole digit among scraps of others, with {} "
+        "In {} it {} to name the one whole digit among scraps of others, with {} "
         "right on scenes of digits it never saw. Nobody told it where the digit lies, yet in {} of "
         "the scenes the patch it attends to most is part of the digit; before training, in {}.",
-        seconds, learned ? "learned" : "did not learn", report::percent(accuracy.value),
-        report::percent(trained.value), report::percent(untrained.value));
+        report::duration(seconds), learned ? "learned" : "did not learn",
+        report::percent(accuracy.value), report::percent(trained.value),
+        report::percent(untrained.value));
     out.numbers = {
         {"right on unseen digits", report::percent(accuracy.value),
-         fmt::format("95 % interval {}; {} scenes", interval_text(accuracy),
-                     report::grouped(accuracy.count))},
+         interval_words(accuracy, "scene", "digit")},
         {"looks at the digit", report::percent(trained.value),
-         fmt::format("untrained {}, chance {}", report::percent(untrained.value),
-                     report::percent(chance))},
-        {"training", fmt::format("{:.0f} s", seconds),
-         fmt::format("{} steps, {:.0f} ms each, {} scenes a step",
-                     report::grouped(r.outcome.result.steps), r.ms_per_step(), flags_.batch)},
+         fmt::format("{}; untrained {}, chance {}", interval_words(trained, "scene", "digit"),
+                     report::percent(untrained.value), report::percent(chance))},
+        {"training", report::duration(seconds),
+         fmt::format(
+             "{}, {} ms each, {} a step", report::counted(r.outcome.result.steps, "step", "steps"),
+             report::number(r.ms_per_step()), report::counted(flags_.batch, "scene", "scenes"))},
         {"parameters", report::grouped(r.outcome.trainer->model().parameter_count()),
          fmt::format("{} layers, {} heads, width {}", flags_.layers, flags_.heads, flags_.width)}};
     out.reading = reading_of(r.outcome.trainer->model().config().pooling);
@@ -155,17 +160,19 @@ class Demo : public Verb {
                          head.first + 1, head.second + 1);
     };
     line("trained, last layer's heads together", trained, true);
-    line("trained, all heads together", r.trained.hits->all_heads(common_.seed), true);
-    line(named("trained", r.best).c_str(),
-         r.trained.hits->head(r.best.first, r.best.second, common_.seed), true);
+    line("trained, all heads together", r.trained.hits->all_heads(), true);
+    line(named("trained", r.best).c_str(), r.trained.hits->head(r.best.first, r.best.second), true);
     line("untrained, last layer's heads together", untrained, false);
-    line("untrained, all heads together", r.untrained.hits->all_heads(common_.seed), false);
+    line("untrained, all heads together", r.untrained.hits->all_heads(), false);
     line(named("untrained", r.best_untrained).c_str(),
-         r.untrained.hits->head(r.best_untrained.first, r.best_untrained.second, common_.seed),
-         false);
+         r.untrained.hits->head(r.best_untrained.first, r.best_untrained.second), false);
     out.hits.chance = chance;
-    out.hits.per_head = {r.trained.hits->layers(), r.trained.hits->heads(),
-                         r.trained.hits->head_rates(), r.untrained.hits->head_rates(), 1};
+    out.hits.per_head = {r.trained.hits->layers(),
+                         r.trained.hits->heads(),
+                         r.trained.hits->head_rates(),
+                         r.untrained.hits->head_rates(),
+                         1,
+                         r.trained.hits->scenes()};
     out.entropy.reference = r.untrained.entropy.means();
     out.provenance = provenance(
         std::filesystem::path(out_) / "model.safetensors",
@@ -177,7 +184,7 @@ class Demo : public Verb {
   }
 
   void print(const Result& r, const std::filesystem::path& page, double seconds) const {
-    const insight::Estimate accuracy = r.trained.accuracy(common_.seed);
+    const insight::Estimate accuracy = r.trained.accuracy();
     const double chance = r.trained.hits->chance();
     if (common_.json) {
       const nlohmann::ordered_json out = {
@@ -186,11 +193,9 @@ class Demo : public Verb {
            {{"reading", "mean of the last layer's heads"},
             {"trained", to_json(hits(r.trained))},
             {"untrained", to_json(hits(r.untrained))},
-            {"trained_best_head",
-             to_json(r.trained.hits->head(r.best.first, r.best.second, common_.seed))},
+            {"trained_best_head", to_json(r.trained.hits->head(r.best.first, r.best.second))},
             {"untrained_best_head",
-             to_json(r.untrained.hits->head(r.best_untrained.first, r.best_untrained.second,
-                                            common_.seed))}}},
+             to_json(r.untrained.hits->head(r.best_untrained.first, r.best_untrained.second))}}},
           {"chance", chance},
           {"scenes", accuracy.count},
           {"seconds", r.outcome.result.seconds},
@@ -203,16 +208,17 @@ class Demo : public Verb {
       return;
     }
     const auto with_interval = [](const insight::Estimate& e) {
-      return fmt::format("{} (95 % interval {})", report::percent(e.value), interval_text(e));
+      return fmt::format("{} ({})", report::percent(e.value), interval_words(e, "scene", "digit"));
     };
     std::printf(
         "right on unseen digits   %s\nlooks at the digit       %s\n  the same, untrained    %s\n"
-        "  chance                 %s\ntrained                  %lld steps in %.0f s, %.1f ms a "
+        "  chance                 %s\ntrained                  %s in %s, %.1f ms a "
         "step\nmodel                    %s\nreport                   %s\n",
         with_interval(accuracy).c_str(), with_interval(hits(r.trained)).c_str(),
         with_interval(hits(r.untrained)).c_str(), report::percent(chance).c_str(),
-        static_cast<long long>(r.outcome.result.steps), r.outcome.result.seconds, r.ms_per_step(),
-        out_.c_str(), page.string().c_str());
+        report::counted(r.outcome.result.steps, "step", "steps").c_str(),
+        report::duration(r.outcome.result.seconds).c_str(), r.ms_per_step(), out_.c_str(),
+        page.string().c_str());
   }
 
   Common common_;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "foci/vision/trainer.h"
 
@@ -44,10 +43,13 @@ report::Scene scene_of(const vision::Sample& sample, const PictureAttention& att
   return scene;
 }
 
-insight::Estimate Evaluation::accuracy(uint64_t seed) const {
-  const std::set<int64_t> distinct(sources.begin(), sources.end());
-  if (distinct.size() == sources.size()) return confusion.accuracy();
-  return insight::bootstrap_mean(right, sources, seed);
+insight::Estimate Evaluation::accuracy() const {
+  return insight::share_of(right, sources);
+}
+
+double even_entropy(const VitConfig& config, int64_t patches) {
+  const bool token = config.pooling == Pooling::class_token;
+  return std::log(static_cast<double>(patches + (token ? 1 : 0)));
 }
 
 Evaluation evaluate(Vit<float>& model, const vision::Dataset& data,
@@ -83,7 +85,7 @@ Evaluation evaluate(Vit<float>& model, const vision::Dataset& data,
       out.sources.push_back(sample.source);
       out.loss -= std::log(
           std::max(1e-300, probabilities_of(logits, classes)[static_cast<size_t>(sample.label)]));
-      out.uniform_entropy += std::log(static_cast<double>(sample.grid.tokens()));
+      out.even_entropy += even_entropy(model.config(), sample.grid.tokens());
       for (int64_t l = 0; l < layers; ++l) {
         for (int64_t h = 0; h < heads; ++h) {
           const float nats = attention.entropy.at<float>(l, h);
@@ -104,7 +106,7 @@ Evaluation evaluate(Vit<float>& model, const vision::Dataset& data,
   }
   const double seen = static_cast<double>(out.right.size());
   out.loss /= seen;
-  out.uniform_entropy /= seen;
+  out.even_entropy /= seen;
   return out;
 }
 

@@ -28,12 +28,12 @@ struct Evaluation {
   std::vector<int64_t> sources;  // [samples]
   double loss = 0;               // mean cross-entropy in nats
   insight::HeadMeans entropy;    // nats, of all tokens' weights
-  double uniform_entropy = 0;    // mean of log(patches): what even attention would have
+  double even_entropy = 0;       // mean of even_entropy() below: what even attention would have
   std::optional<insight::LandmarkTally> hits;  // where the data knows landmarks
   std::vector<report::Scene> gallery, mistakes;
 
-  // With whole sources drawn by the bootstrap where samples share them, else by Wilson.
-  insight::Estimate accuracy(uint64_t seed) const;
+  // With Wilson's interval; samples of one source count as one (insight::share_of).
+  insight::Estimate accuracy() const;
 };
 
 Evaluation evaluate(Vit<float>& model, const vision::Dataset& data, const EvaluateOptions& options);
@@ -41,6 +41,10 @@ Evaluation evaluate(Vit<float>& model, const vision::Dataset& data, const Evalua
 // One sample and what the model did with it, for a report.
 report::Scene scene_of(const vision::Sample& sample, const PictureAttention& attention,
                        const float* logits, int64_t classes, bool truth_known);
+
+// Entropy in nats of attention spread evenly over all that a token of a picture of so many patches
+// attends to: the patches, and the class token where the model has one.
+double even_entropy(const VitConfig& config, int64_t patches);
 
 // softmax of [classes] logits
 std::vector<double> probabilities_of(const float* logits, int64_t classes);

@@ -63,9 +63,9 @@ report::Report report_of(const Pictures& pictures, const std::string& model_fold
       r.entropy.value[k] += share * pictures.entropy[i][k];
     }
     const report::Scene& s = pictures.scenes[i];
-    r.entropy.full += share * std::log(static_cast<double>(s.rows * s.columns));
+    r.entropy.full += share * even_entropy(config, s.rows * s.columns);
   }
-  if (r.entropy.full <= 0) r.entropy.full = 1;  // pictures of a single patch
+  r.entropy.count = std::ssize(pictures.scenes);
   r.provenance =
       provenance(std::filesystem::path(model_folder) / "model.safetensors",
                  fmt::format("{} pictures given on the command line", pictures.scenes.size()));

@@ -8,6 +8,7 @@
 #include "foci/cli/sha256.h"
 #include "foci/core/simd_target.h"
 #include "foci/core/threads.h"
+#include "foci/report/text.h"
 
 namespace foci::cli {
 namespace {
@@ -53,7 +54,7 @@ class Watch {
     const int64_t begin = data_.size(vision::Split::test) ? 0 : kTryBegin;
     const vision::Evaluation e = vision::evaluate(trainer_->model(), data_, vision::Split::test,
                                                   begin, begin + kTryPictures);
-    evaluations_.push_back({step, e.loss, e.accuracy()});
+    evaluations_.push_back({step, e.loss, e.accuracy(), std::ssize(e.labels)});
   }
 
   const vision::Dataset& data_;
@@ -143,6 +144,16 @@ std::string interval_text(const insight::Estimate& e) {
   return fmt::format("{:.1f} – {:.1f} %", 100 * e.low, 100 * e.high);
 }
 
+std::string interval_words(const insight::Estimate& e, const std::string& observed,
+                           const std::string& thing) {
+  constexpr int64_t kFew = 5;
+  std::string n = report::counted(e.count, observed, observed + "s");
+  if (e.independent < e.count) n += " of " + report::counted(e.independent, thing, thing + "s");
+  const std::string interval = "95 % interval " + interval_text(e);
+  return e.independent < kFew ? fmt::format("only {}: {}", n, interval)
+                              : fmt::format("{}; {}", interval, n);
+}
+
 report::Report report_of(const std::vector<std::string>& classes, const TrainOutcome& outcome,
                          const Evaluation& test) {
   report::Report r;
@@ -163,8 +174,8 @@ report::Report report_of(const std::vector<std::string>& classes, const TrainOut
   r.mistakes = test.mistakes;
   r.unseen_count = test.confusion.total();
   r.mistake_count = test.confusion.total() - test.confusion.correct();
-  r.entropy = {
-      test.entropy.layers(), test.entropy.heads(), test.entropy.means(), {}, test.uniform_entropy};
+  r.entropy = {test.entropy.layers(), test.entropy.heads(),  test.entropy.means(), {},
+               test.even_entropy,     test.confusion.total()};
   return r;
 }
 

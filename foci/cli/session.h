@@ -41,6 +41,10 @@ std::vector<std::pair<std::string, std::string>> provenance(const std::filesyste
 
 // "89.4 – 92.8 %"
 std::string interval_text(const insight::Estimate& estimate);
+// With what stands behind it: "95 % interval 89.4 – 92.8 %; 1,000 scenes of 359 digits", and of few
+// things "only 1 picture: 95 % interval 20.7 – 100.0 %". `observed` and `thing` are singulars.
+std::string interval_words(const insight::Estimate& estimate, const std::string& observed,
+                           const std::string& thing = "original");
 
 // The parts of a report that come from training and from a test: curves, confusion, gallery,
 // mistakes, entropy. The caller adds titles, numbers, hits and provenance.

@@ -124,18 +124,18 @@ class TrainVit : public Verb {
 
   void write(const TrainOutcome& outcome, const vision::Dataset& data, const Evaluation& test) {
     report::Report r = report_of(data.classes(), outcome, test);
-    const auto accuracy = test.accuracy(common_.seed);
+    const auto accuracy = test.accuracy();
     r.title = "A vision transformer, trained";
-    r.summary = fmt::format(
-        "{} classes, {} steps of {} pictures. Tested on {} pictures that were "
-        "never trained on.",
-        data.classes().size(), report::grouped(outcome.result.steps), flags_.batch,
-        report::grouped(accuracy.count));
+    r.summary = fmt::format("{}, {} of {}. Tested on {} that never trained it.",
+                            report::counted(std::ssize(data.classes()), "class", "classes"),
+                            report::counted(outcome.result.steps, "step", "steps"),
+                            report::counted(flags_.batch, "picture", "pictures"),
+                            report::counted(accuracy.count, "picture", "pictures"));
     r.numbers = {
         {"right on unseen pictures", report::percent(accuracy.value),
-         "95 % interval " + interval_text(accuracy)},
-        {"training", clock_text(outcome.result.seconds) + " min",
-         report::grouped(outcome.result.steps) + " steps"},
+         interval_words(accuracy, "picture")},
+        {"training", report::duration(outcome.result.seconds),
+         report::counted(outcome.result.steps, "step", "steps")},
         {"parameters", report::grouped(outcome.trainer->model().parameter_count()),
          fmt::format("{} layers, {} heads, width {}", flags_.layers, flags_.heads, flags_.width)}};
     r.reading = reading_of(outcome.trainer->model().config().pooling);
@@ -145,7 +145,7 @@ class TrainVit : public Verb {
   }
 
   void print(const TrainOutcome& outcome, const Evaluation& test) const {
-    const auto accuracy = test.accuracy(common_.seed);
+    const auto accuracy = test.accuracy();
     const double ms = 1000 * outcome.result.seconds /
                       static_cast<double>(std::max<int64_t>(1, outcome.result.steps));
     if (common_.json) {
@@ -154,7 +154,8 @@ class TrainVit : public Verb {
            {{"value", accuracy.value},
             {"low", accuracy.low},
             {"high", accuracy.high},
-            {"count", accuracy.count}}},
+            {"count", accuracy.count},
+            {"independent", accuracy.independent}}},
           {"loss", test.loss},
           {"steps", outcome.result.steps},
           {"seconds", outcome.result.seconds},
@@ -165,11 +166,11 @@ class TrainVit : public Verb {
       return;
     }
     std::printf(
-        "right       %s of %lld unseen pictures (95 %% interval %s)\n"
-        "trained     %lld steps in %.0f s, %.1f ms a step\nmodel       %s\n",
-        report::percent(accuracy.value).c_str(), static_cast<long long>(accuracy.count),
-        interval_text(accuracy).c_str(), static_cast<long long>(outcome.result.steps),
-        outcome.result.seconds, ms, out_.c_str());
+        "right       %s of unseen pictures (%s)\n"
+        "trained     %s in %s, %.1f ms a step\nmodel       %s\n",
+        report::percent(accuracy.value).c_str(), interval_words(accuracy, "picture").c_str(),
+        report::counted(outcome.result.steps, "step", "steps").c_str(),
+        report::duration(outcome.result.seconds).c_str(), ms, out_.c_str());
     if (!report_.empty()) std::printf("report      %s\n", report_.c_str());
   }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "foci/cli/suggest.h"
+#include "foci/core/json.h"
 #include "foci/core/simd_target.h"
 #include "foci/io/file.h"
 
@@ -121,13 +122,8 @@ void check_length(const Words& words) {
 
 // The file's settings as command-line words, to stand before the person's own, which then win.
 Words words_of_config(const std::string& path, const CLI::App& app, const Words& own) {
-  const std::string text = reading([&] { return read_file(path, 1 << 20); });
-  nlohmann::json config;
-  try {
-    config = nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& e) {
-    throw UsageError("--config: " + path + " is not JSON: " + e.what());
-  }
+  const nlohmann::json config =
+      reading([&] { return parse_json(read_file(path, 1 << 20), "--config: " + path); });
   if (!config.is_object()) throw UsageError("--config: " + path + " must hold one JSON object");
   Words out, known;
   for (const CLI::Option* option : app.get_options()) {

@@ -30,6 +30,12 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The same of a file that the system does not give or take: Python's callers get an OSError.
+class FileError : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
+
 class Verb {
  public:
   virtual ~Verb() = default;
@@ -79,7 +85,7 @@ std::string check_number(const std::string& text);
 // Hands the choice of threads to the library.
 void apply_threads(const Common& common);
 
-// Throws UsageError naming `option` unless a file can be made at this path: told before the work,
+// Throws FileError naming `option` unless a file can be made at this path: told before the work,
 // not after. An empty path is none and fine.
 void check_writable(const char* option, const std::string& path);
 
@@ -89,7 +95,7 @@ auto reading(F&& read) {
   try {
     return read();
   } catch (const IoError& e) {
-    throw UsageError(e.what());
+    throw FileError(e.what());
   } catch (const FormatError& e) {
     throw UsageError(e.what());
   }

@@ -23,6 +23,16 @@ std::string_view name_of(DType t) {
       return "uint8";
     case DType::boolean:
       return "bool";
+    case DType::i8:
+      return "int8";
+    case DType::i16:
+      return "int16";
+    case DType::u16:
+      return "uint16";
+    case DType::u32:
+      return "uint32";
+    case DType::u64:
+      return "uint64";
   }
   return "?";
 }

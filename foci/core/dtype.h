@@ -10,22 +10,29 @@
 
 namespace foci {
 
-enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean };
+// The integers behind `boolean` are storage only: files hold them and Tensor::to converts them, but
+// no operator computes with them.
+enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean, i8, i16, u16, u32, u64 };
 
 // Bytes of one element.
 constexpr size_t size_of(DType t) {
   switch (t) {
     case DType::f64:
     case DType::i64:
+    case DType::u64:
       return 8;
     case DType::f32:
     case DType::i32:
+    case DType::u32:
       return 4;
     case DType::f16:
     case DType::bf16:
+    case DType::i16:
+    case DType::u16:
       return 2;
     case DType::u8:
     case DType::boolean:
+    case DType::i8:
       return 1;
   }
   return 0;
@@ -90,6 +97,26 @@ struct dtype_of<uint8_t> {
 template <>
 struct dtype_of<bool> {
   static constexpr DType value = DType::boolean;
+};
+template <>
+struct dtype_of<int8_t> {
+  static constexpr DType value = DType::i8;
+};
+template <>
+struct dtype_of<int16_t> {
+  static constexpr DType value = DType::i16;
+};
+template <>
+struct dtype_of<uint16_t> {
+  static constexpr DType value = DType::u16;
+};
+template <>
+struct dtype_of<uint32_t> {
+  static constexpr DType value = DType::u32;
+};
+template <>
+struct dtype_of<uint64_t> {
+  static constexpr DType value = DType::u64;
 };
 template <class T>
 inline constexpr DType dtype_v = dtype_of<T>::value;

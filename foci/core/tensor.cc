@@ -32,6 +32,16 @@ decltype(auto) with_type(DType t, F&& f) {
       return f(static_cast<uint8_t*>(nullptr));
     case DType::boolean:
       return f(static_cast<bool*>(nullptr));
+    case DType::i8:
+      return f(static_cast<int8_t*>(nullptr));
+    case DType::i16:
+      return f(static_cast<int16_t*>(nullptr));
+    case DType::u16:
+      return f(static_cast<uint16_t*>(nullptr));
+    case DType::u32:
+      return f(static_cast<uint32_t*>(nullptr));
+    case DType::u64:
+      return f(static_cast<uint64_t*>(nullptr));
   }
   throw ArgumentError("unknown dtype");
 }

@@ -82,25 +82,25 @@ std::pair<int64_t, int64_t> LandmarkTally::best_head() const {
   return {best / heads_, best % heads_};
 }
 
-Estimate LandmarkTally::head(int64_t layer, int64_t head, uint64_t seed) const {
+Estimate LandmarkTally::head(int64_t layer, int64_t head) const {
   require(layer >= 0 && layer < layers_ && head >= 0 && head < heads_,
           "LandmarkTally: layer {} head {} of {} × {}", layer, head, layers_, heads_);
   std::vector<double> values;
   for (int64_t s = 0; s < scenes(); ++s) {
     values.push_back(hits_[static_cast<size_t>((s * layers_ + layer) * heads_ + head)]);
   }
-  return bootstrap_mean(values, sources_, seed);
+  return share_of(values, sources_);
 }
 
-Estimate LandmarkTally::all_heads(uint64_t seed) const {
-  return bootstrap_mean(all_heads_, sources_, seed);
+Estimate LandmarkTally::all_heads() const {
+  return share_of(all_heads_, sources_);
 }
 
-Estimate LandmarkTally::last_layer(uint64_t seed) const {
-  return bootstrap_mean(last_layer_, sources_, seed);
+Estimate LandmarkTally::last_layer() const {
+  return share_of(last_layer_, sources_);
 }
 
-Estimate LandmarkTally::mean_head(uint64_t seed) const {
+Estimate LandmarkTally::mean_head() const {
   const int64_t all = layers_ * heads_;
   std::vector<double> values;
   for (int64_t s = 0; s < scenes(); ++s) {
@@ -108,7 +108,7 @@ Estimate LandmarkTally::mean_head(uint64_t seed) const {
     for (int64_t i = 0; i < all; ++i) sum += hits_[static_cast<size_t>(s * all + i)];
     values.push_back(sum / static_cast<double>(all));
   }
-  return bootstrap_mean(values, sources_, seed);
+  return share_of(values, sources_);
 }
 
 }  // namespace foci::insight

@@ -27,7 +27,7 @@ class FOCI_API LandmarkTally {
   LandmarkTally(int64_t layers, int64_t heads);
 
   // One scene: attention [L, H, P] ≥ 0, landmark [P].
-  // Scenes of one `source` show the same thing and are drawn together in the bootstrap.
+  // Scenes of one `source` show the same thing: they count as one in intervals (share_of).
   void add(std::span<const float> attention, std::span<const uint8_t> landmark, int64_t source);
 
   int64_t layers() const { return layers_; }
@@ -42,11 +42,11 @@ class FOCI_API LandmarkTally {
   // Choose it on other scenes than those it is judged on: the best of many is best by luck too.
   std::pair<int64_t, int64_t> best_head() const;
 
-  // Rates with bootstrap intervals over sources.
-  Estimate head(int64_t layer, int64_t head, uint64_t seed) const;
-  Estimate all_heads(uint64_t seed) const;   // of the mean map over all heads of all layers
-  Estimate last_layer(uint64_t seed) const;  // of the mean map over the last layer's heads
-  Estimate mean_head(uint64_t seed) const;   // the rate of a head drawn at random
+  // Rates with the intervals of share_of.
+  Estimate head(int64_t layer, int64_t head) const;
+  Estimate all_heads() const;   // of the mean map over all heads of all layers
+  Estimate last_layer() const;  // of the mean map over the last layer's heads
+  Estimate mean_head() const;   // the rate of a head drawn at random
 
  private:
   int64_t layers_, heads_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "foci/io/file.h"
+#include "foci/io/file_kind.h"
 #include "foci/io/image_codecs.h"
 
 namespace foci {
@@ -17,8 +18,11 @@ void check_pixels(const Tensor& pixels, const char* what) {
 }
 
 [[noreturn]] void refuse_unknown(std::string_view bytes, const std::string& name) {
-  throw FormatError(bytes.empty() ? fmt::format("{}: the file is empty", name)
-                                  : fmt::format("{}: neither PNG nor JPEG", name));
+  require<FormatError>(!bytes.empty(), "{}: the file is empty", name);
+  const std::string_view kind = kind_of_bytes(bytes);
+  throw FormatError(kind.empty()
+                        ? fmt::format("{}: neither PNG nor JPEG", name)
+                        : fmt::format("{}: neither PNG nor JPEG, it looks like {}", name, kind));
 }
 
 // Which source pixels make one pixel of the result, and how much each counts (they add up to 1).

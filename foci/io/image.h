@@ -13,7 +13,7 @@ namespace foci {
 
 // 8-bit pixels, interleaved. Grey has 1 channel, colour 3: alpha is blended onto white, palettes
 // are expanded, 16-bit samples reduced to 8 bits, CMYK turned into RGB, and the orientation that a
-// camera noted in a JPEG is applied. Colour profiles are not.
+// camera noted (EXIF, in JPEG and in PNG's eXIf) is applied. Colour profiles are not.
 struct Image {
   Tensor pixels;  // [height, width, channels] uint8
   int64_t height() const { return pixels.dim(0); }

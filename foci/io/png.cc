@@ -1,7 +1,9 @@
 // PNG through libpng's simplified interface, which keeps its longjmp to itself.
 #include <png.h>
+#include <zlib.h>
 
 #include <cstring>
+#include <utility>
 
 #include "foci/io/file.h"
 #include "foci/io/image_codecs.h"
@@ -35,6 +37,28 @@ void check_chunks(std::string_view bytes, const std::string& name) {
   }
 }
 
+// The orientation of the first eXIf chunk, which may stand before or behind the pixels; 1 where
+// none does or it is broken (its checksum, as libpng would skip it then). PNG 3, section 11.3.4.
+int orientation_of(std::string_view bytes) {
+  size_t at = kSignature.size();
+  while (bytes.size() - at >= 12) {
+    const uint64_t length = big_endian(bytes, at);
+    if (length > bytes.size() - at - 12) return 1;
+    if (bytes.substr(at + 4, 4) == "eXIf") {
+      const std::string_view checked = bytes.substr(at + 4, 4 + length);
+      const auto sum = static_cast<uint32_t>(
+          crc32(0, reinterpret_cast<const Bytef*>(checked.data()), static_cast<uInt>(length + 4)));
+      if (sum != big_endian(bytes, at + 8 + length)) return 1;
+      std::string_view tiff = checked.substr(4);
+      constexpr std::string_view kOfJpeg("Exif\0\0", 6);  // some writers copy it from there
+      if (tiff.starts_with(kOfJpeg)) tiff.remove_prefix(kOfJpeg.size());
+      return exif_orientation(tiff);
+    }
+    at += 12 + length;
+  }
+  return 1;
+}
+
 struct Reading {
   png_image image{};
   ~Reading() { png_image_free(&image); }
@@ -58,7 +82,9 @@ ImageHead png_head(std::string_view bytes, const std::string& name, const ImageL
   const uint32_t height = big_endian(bytes, 20);
   check_size(height, width, name, limits);
   const auto colour_type = static_cast<unsigned char>(bytes[25]);
-  return {height, width, (colour_type & PNG_COLOR_MASK_COLOR) != 0 ? 3 : 1};
+  ImageHead head{height, width, (colour_type & PNG_COLOR_MASK_COLOR) != 0 ? 3 : 1};
+  if (is_turned(orientation_of(bytes))) std::swap(head.height, head.width);
+  return head;
 }
 
 Image decode_png(std::string_view bytes, const std::string& name, const ImageLimits& limits) {
@@ -78,7 +104,8 @@ Image decode_png(std::string_view bytes, const std::string& name, const ImageLim
   const int64_t stored = c + (alpha ? 1 : 0);
   const Tensor pixels = Tensor::empty({image.height, image.width, stored}, DType::u8);
   if (png_image_finish_read(&image, nullptr, pixels.raw(), 0, nullptr) == 0) fail(image, name);
-  if (!alpha) return {pixels};
+  const int orientation = orientation_of(bytes);
+  if (!alpha) return {upright(pixels, orientation)};
   const Tensor opaque = Tensor::empty({pixels.dim(0), pixels.dim(1), c}, DType::u8);
   const uint8_t* from = pixels.data<uint8_t>();
   uint8_t* to = opaque.data<uint8_t>();
@@ -89,7 +116,7 @@ Image decode_png(std::string_view bytes, const std::string& name, const ImageLim
           static_cast<uint8_t>((from[i * stored + k] * a + 255 * (255 - a) + 127) / 255);
     }
   }
-  return {opaque};
+  return {upright(opaque, orientation)};
 }
 
 }  // namespace codec

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "foci/io/file.h"
+#include "foci/io/file_kind.h"
 
 namespace foci {
 namespace {
@@ -26,18 +27,25 @@ struct NamedType {
   const char* name;
   DType dtype;
 };
-constexpr std::array<NamedType, 8> kTypes = {{{"F32", DType::f32},
-                                              {"F64", DType::f64},
-                                              {"F16", DType::f16},
-                                              {"BF16", DType::bf16},
-                                              {"I32", DType::i32},
-                                              {"I64", DType::i64},
-                                              {"U8", DType::u8},
-                                              {"BOOL", DType::boolean}}};
+constexpr std::array<NamedType, 13> kTypes = {{{"F32", DType::f32},
+                                               {"F64", DType::f64},
+                                               {"F16", DType::f16},
+                                               {"BF16", DType::bf16},
+                                               {"I32", DType::i32},
+                                               {"I64", DType::i64},
+                                               {"U8", DType::u8},
+                                               {"BOOL", DType::boolean},
+                                               {"I8", DType::i8},
+                                               {"I16", DType::i16},
+                                               {"U16", DType::u16},
+                                               {"U32", DType::u32},
+                                               {"U64", DType::u64}}};
+constexpr size_t kMaxShape = 64;  // numbers in a shape: NumPy's limit
 
 // A tensor as the header describes it.
 struct Entry {
   std::optional<DType> dtype;
+  std::string why;  // it cannot be read; empty where it can
   std::vector<uint64_t> shape;
   std::vector<uint64_t> offsets;
   bool has_shape = false;
@@ -64,9 +72,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool number_unsigned(number_unsigned_t value) override {
     if (list_ == nullptr) return refuse("a number");
-    require<FormatError>(list_->size() < Dims::kMaxRank,
-                         "{}: tensor {}: {} has more than {} numbers", file_, in_quotes(name_),
-                         key_, Dims::kMaxRank);
+    require<FormatError>(list_->size() < kMaxShape, "{}: tensor {}: {} has more than {} numbers",
+                         file_, in_quotes(name_), key_, kMaxShape);
     list_->push_back(value);
     return true;
   }
@@ -82,10 +89,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     for (const NamedType& type : kTypes) {
       if (value == type.name) entry_->dtype = type.dtype;
     }
-    require<FormatError>(
-        entry_->dtype.has_value(),
-        "{}: tensor {}: dtype {} is not one of F64, F32, F16, BF16, I64, I32, U8, BOOL", file_,
-        in_quotes(name_), in_quotes(value));
+    if (!entry_->dtype) {
+      entry_->why = fmt::format(
+          "dtype {} is not one of F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, BOOL",
+          in_quotes(value));
+    }
     return true;
   }
 
@@ -174,15 +182,21 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool seen_dtype_ = false;
 };
 
-// The shape, once it is known to fit its bytes exactly.
-Dims checked_shape(const Entry& entry, uint64_t data_size, const std::string& where) {
+void check_offsets(const Entry& entry, uint64_t data_size, const std::string& where) {
   require<FormatError>(entry.offsets.size() == 2, "{}: data_offsets has {} numbers, not 2", where,
                        entry.offsets.size());
   const uint64_t begin = entry.offsets[0];
   const uint64_t end = entry.offsets[1];
   require<FormatError>(begin <= end, "{}: data_offsets [{}, {}] run backwards", where, begin, end);
-  require<FormatError>(end <= data_size, "{}: data_offsets [{}, {}] end beyond the file's {} bytes",
-                       where, begin, end, data_size);
+  require<FormatError>(end <= data_size,
+                       "{}: data_offsets [{}, {}] end beyond the file's {} bytes of data", where,
+                       begin, end, data_size);
+}
+
+// The shape, once it is known to fit its bytes exactly.
+Dims checked_shape(const Entry& entry, const std::string& where) {
+  const uint64_t begin = entry.offsets[0];
+  const uint64_t end = entry.offsets[1];
   Dims shape;
   // `span` counts a zero as one: it bounds the strides, which must not overflow either.
   int64_t span = static_cast<int64_t>(size_of(*entry.dtype));
@@ -204,19 +218,29 @@ Dims checked_shape(const Entry& entry, uint64_t data_size, const std::string& wh
 // `owner` keeps `bytes` alive and makes views possible; without one, tensors are copies.
 Safetensors parse(std::byte* bytes, uint64_t size, const std::shared_ptr<void>& owner,
                   const std::string& file) {
-  require<FormatError>(size >= 8, "{}: {} bytes are too few for a safetensors file", file, size);
+  const std::string_view all(reinterpret_cast<const char*>(bytes), size);
+  // A header begins with '{'. Where it does not, nothing is said of a length that would be some
+  // other format's first 8 bytes.
+  if (size < 9 || all[8] != '{') {
+    require<FormatError>(size > 0, "{}: the file is empty: 0 bytes are too few for safetensors",
+                         file);
+    require<FormatError>(size >= 8, "{}: {} bytes are too few for a safetensors file", file, size);
+    const std::string_view kind = kind_of_bytes(all);
+    require<FormatError>(kind.empty(), "{}: looks like {}, not a safetensors file", file, kind);
+    throw FormatError(
+        fmt::format("{}: not a safetensors file (its header is not a JSON object)", file));
+  }
   uint64_t header_size = 0;
   std::memcpy(&header_size, bytes, 8);
   require<FormatError>(header_size < kMaxHeader, "{}: a header of {} bytes, {} or more are refused",
                        file, header_size, kMaxHeader);
   require<FormatError>(header_size <= size - 8,
-                       "{}: a header of {} bytes, but only {} bytes follow its length", file,
-                       header_size, size - 8);
-  const std::string_view header(reinterpret_cast<const char*>(bytes) + 8, header_size);
-  // The JSON parser would skip a byte order mark, and would stop at a zero byte.
-  require<FormatError>(
-      !header.empty() && header[0] == '{' && header.find('\0') == std::string_view::npos,
-      "{}: not a safetensors file (its header is not a JSON object)", file);
+                       "{}: a header of {} bytes, but only {} bytes follow its length: cut off",
+                       file, header_size, size - 8);
+  const std::string_view header = all.substr(8, header_size);
+  // The JSON parser would stop at a zero byte.
+  require<FormatError>(!header.empty() && header.find('\0') == std::string_view::npos,
+                       "{}: not a safetensors file (its header is not a JSON object)", file);
   HeaderReader reader(file);
   nlohmann::json::sax_parse(header.begin(), header.end(), &reader);
 
@@ -228,9 +252,13 @@ Safetensors parse(std::byte* bytes, uint64_t size, const std::shared_ptr<void>& 
   };
   std::vector<Place> places;
   std::map<std::string, Dims> shapes;
-  for (const auto& [name, entry] : reader.entries) {
-    shapes[name] =
-        checked_shape(entry, data_size, fmt::format("{}: tensor {}", file, in_quotes(name)));
+  for (auto& [name, entry] : reader.entries) {
+    const std::string where = fmt::format("{}: tensor {}", file, in_quotes(name));
+    check_offsets(entry, data_size, where);
+    if (entry.why.empty() && entry.shape.size() > Dims::kMaxRank) {
+      entry.why = fmt::format("its shape has more than {} numbers", Dims::kMaxRank);
+    }
+    if (entry.why.empty()) shapes[name] = checked_shape(entry, where);
     places.push_back({entry.offsets[0], entry.offsets[1], &name});
   }
   std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
@@ -248,8 +276,13 @@ Safetensors parse(std::byte* bytes, uint64_t size, const std::shared_ptr<void>& 
                        data_size - covered);
 
   Safetensors result;
+  result.file = file;
   result.metadata = std::move(reader.metadata);
   for (const auto& [name, entry] : reader.entries) {
+    if (!entry.why.empty()) {
+      result.unreadable[name] = entry.why;
+      continue;
+    }
     std::byte* const at = data + entry.offsets[0];
     const Dims& shape = shapes[name];
     const DType dtype = *entry.dtype;
@@ -281,6 +314,15 @@ std::string text_of(const std::string& text) {
 }
 
 }  // namespace
+
+const Tensor& Safetensors::at(const std::string& name) const {
+  const auto it = tensors.find(name);
+  if (it != tensors.end()) return it->second;
+  const auto lost = unreadable.find(name);
+  require<FormatError>(lost == unreadable.end(), "{}: tensor {}: {}", file, in_quotes(name),
+                       lost == unreadable.end() ? "" : lost->second);
+  throw FormatError(fmt::format("{}: no tensor {}", file, in_quotes(name)));
+}
 
 Safetensors read_safetensors(const std::filesystem::path& path) {
   const MappedFile file = map_file(path);

@@ -15,17 +15,25 @@
 
 namespace foci {
 
-struct Safetensors {
-  std::map<std::string, Tensor> tensors;        // views of the mapped file, where aligned
+struct FOCI_API Safetensors {
+  std::map<std::string, Tensor> tensors;  // views of the mapped file, where aligned
+  // What a Tensor cannot hold, as 8-bit floats: name → why, as "dtype \"F8_E4M3\" is not one of …".
+  // Only who needs one of these is stopped by it.
+  std::map<std::string, std::string> unreadable;
   std::map<std::string, std::string> metadata;  // "__metadata__"
+  std::string file;                             // for messages
+
+  // One of `tensors`. Throws FormatError where it is among the unreadable, or not in the file.
+  const Tensor& at(const std::string& name) const;
 };
 
 // Maps the file and checks every name, dtype, shape, offset and length before any tensor is made.
 // Throws IoError if it cannot be read, FormatError (naming file and tensor) if it lies: header
-// longer than the file or 100 MB, unknown dtype, offsets outside the file, overlapping or with
+// longer than the file or 100 MB, offsets outside the file, overlapping or with
 // gaps, shape × size ≠ length, duplicate names or keys, unknown keys, booleans other than 0 and 1,
-// more than 8 dimensions or 200,000 entries. Writing into the tensors does not change the file; see
-// MappedFile.
+// more than 200,000 entries; and for a file of another kind, which it names. A tensor of a dtype
+// that foci lacks, or of more than 8 dimensions, is listed as unreadable. Writing into the tensors
+// does not change the file; see MappedFile.
 FOCI_API Safetensors read_safetensors(const std::filesystem::path& path);
 FOCI_API Safetensors parse_safetensors(std::string_view bytes,
                                        const std::string& name);  // copies tensors

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <functional>
 
+#include "foci/io/file.h"
 #include "foci/io/safetensors.h"
 
 namespace foci::nn {
@@ -14,9 +15,10 @@ constexpr const char* kFormat = "foci.training.1";
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
 // Throws unless the file has exactly the wanted tensors.
-void check_fit(const std::filesystem::path& file, const std::map<std::string, Tensor>& have,
-               const Named& wanted) {
+void check_fit(const std::filesystem::path& file, const Safetensors& in, const Named& wanted) {
+  const std::map<std::string, Tensor>& have = in.tensors;
   for (const auto& [name, to] : wanted) {
+    if (in.unreadable.count(name) > 0) (void)in.at(name);  // throws
     const auto it = have.find(name);
     require<FormatError>(it != have.end(), "{}: tensor {} of shape {} is missing", file.string(),
                          name, to.shape());
@@ -26,22 +28,24 @@ void check_fit(const std::filesystem::path& file, const std::map<std::string, Te
     require<FormatError>(is_floating(it->second.dtype()), "{}: tensor {} holds {}, no floats",
                          file.string(), name, name_of(it->second.dtype()));
   }
-  if (have.size() != wanted.size()) {
+  if (have.size() + in.unreadable.size() != wanted.size()) {
     std::map<std::string, bool> known;
     for (const auto& [name, to] : wanted) known[name] = true;
     for (const auto& [name, tensor] : have) {
       require<FormatError>(known.count(name) > 0,
                            "{}: tensor {} of shape {} has no place in the model", file.string(),
-                           name, tensor.shape());
+                           in_quotes(name), tensor.shape());
     }
+    require<FormatError>(in.unreadable.empty(), "{}: tensor {} has no place in the model",
+                         file.string(),
+                         in.unreadable.empty() ? "" : in_quotes(in.unreadable.begin()->first));
   }
 }
 
 // Copies each wanted tensor from the file, after all of them have been found to fit.
-void take(const std::filesystem::path& file, const std::map<std::string, Tensor>& have,
-          const Named& wanted) {
-  check_fit(file, have, wanted);
-  for (const auto& [name, to] : wanted) to.copy_from(have.at(name));
+void take(const std::filesystem::path& file, const Safetensors& in, const Named& wanted) {
+  check_fit(file, in, wanted);
+  for (const auto& [name, to] : wanted) to.copy_from(in.at(name));
 }
 
 Named training_tensors(const FlatParameters& parameters, const AdamW& optimiser) {
@@ -65,8 +69,8 @@ const std::string& text_of(const StateText& text, const char* key,
 
 void check_format(const StateText& text, const std::filesystem::path& file) {
   const std::string& format = text_of(text, "format", file);
-  require<FormatError>(format == kFormat, "{}: format \"{}\", \"{}\" is what this reads",
-                       file.string(), format, kFormat);
+  require<FormatError>(format == kFormat, "{}: format {}, \"{}\" is what this reads", file.string(),
+                       in_quotes(format), kFormat);
 }
 
 }  // namespace
@@ -81,11 +85,11 @@ void load_parameters(const std::filesystem::path& file, Module<float>& model) {
   const Safetensors in = read_safetensors(file);
   Named wanted;
   for (const Parameter<float>* p : model.parameters()) wanted.emplace_back(p->name, p->value);
-  check_fit(file, in.tensors, wanted);
+  check_fit(file, in, wanted);
   for (Parameter<float>* p : model.parameters()) {
     // Made as ShapesOnly: now memory for it is known to be no more than the file's own.
     if (!p->value.is_contiguous()) p->value = Tensor::empty(p->value.shape());
-    p->value.copy_from(in.tensors.at(p->name));
+    p->value.copy_from(in.at(p->name));
   }
 }
 
@@ -112,8 +116,8 @@ StateText load_training(const std::filesystem::path& file, FlatParameters& param
   const auto parsed = std::from_chars(count.data(), count.data() + count.size(), steps);
   require<FormatError>(
       parsed.ec == std::errc() && parsed.ptr == count.data() + count.size() && steps >= 0,
-      "{}: adamw.steps is \"{}\", a whole number is needed", file.string(), count);
-  take(file, in.tensors, training_tensors(parameters, optimiser));
+      "{}: adamw.steps is {}, a whole number is needed", file.string(), in_quotes(count));
+  take(file, in, training_tensors(parameters, optimiser));
   optimiser.restore_steps(steps);
   return in.metadata;
 }

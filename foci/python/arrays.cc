@@ -30,6 +30,11 @@ std::optional<DType> dtype_of_code(nb::dlpack::dtype t) {
   if (is(dlpack::Int, 64)) return DType::i64;
   if (is(dlpack::UInt, 8)) return DType::u8;
   if (is(dlpack::Bool, 8)) return DType::boolean;
+  if (is(dlpack::Int, 8)) return DType::i8;
+  if (is(dlpack::Int, 16)) return DType::i16;
+  if (is(dlpack::UInt, 16)) return DType::u16;
+  if (is(dlpack::UInt, 32)) return DType::u32;
+  if (is(dlpack::UInt, 64)) return DType::u64;
   return std::nullopt;
 }
 
@@ -54,6 +59,16 @@ nb::dlpack::dtype code_of(DType t) {
       return code(dlpack::UInt, 8);
     case DType::boolean:
       return code(dlpack::Bool, 8);
+    case DType::i8:
+      return code(dlpack::Int, 8);
+    case DType::i16:
+      return code(dlpack::Int, 16);
+    case DType::u16:
+      return code(dlpack::UInt, 16);
+    case DType::u32:
+      return code(dlpack::UInt, 32);
+    case DType::u64:
+      return code(dlpack::UInt, 64);
   }
   return {};
 }
@@ -124,8 +139,20 @@ std::optional<DType> dtype_of_format(const char* format, int64_t size) {
       return size == 4   ? std::optional(DType::i32)
              : size == 8 ? std::optional(DType::i64)
                          : std::nullopt;
+    case 'b':
+      return DType::i8;
     case 'B':
       return DType::u8;
+    case 'h':
+      return DType::i16;
+    case 'H':
+      return DType::u16;
+    case 'I':
+    case 'L':
+    case 'Q':
+      return size == 4   ? std::optional(DType::u32)
+             : size == 8 ? std::optional(DType::u64)
+                         : std::nullopt;
     case '?':
       return DType::boolean;
     default:
@@ -273,21 +300,50 @@ nb::object array_of(const Tensor& tensor) {
                   nb::rv_policy::reference);
 }
 
+namespace {
+
+// Throws where an integer of type T is more than `most`, or less than its negative.
+template <class T>
+void check_range(const char* name, const Tensor& given, int64_t most) {
+  const Tensor dense = given.contiguous();
+  for (const T x : dense.span<T>()) {
+    const bool fits = std::is_unsigned_v<T>
+                          ? static_cast<uint64_t>(x) <= static_cast<uint64_t>(most)
+                          : static_cast<int64_t>(x) <= most && static_cast<int64_t>(x) >= -most - 1;
+    if (!fits) {
+      throw nb::value_error(fmt::format("{}: {} arrived, which is more than {} bits hold", name, x,
+                                        most == std::numeric_limits<int64_t>::max() ? 64 : 32)
+                                .c_str());
+    }
+  }
+}
+
+}  // namespace
+
 Tensor integers(const char* name, const Tensor& given, DType wanted) {
   if (!given.defined() || given.dtype() == wanted) return given;
-  if (given.dtype() != DType::i32 && given.dtype() != DType::i64 && given.dtype() != DType::u8) {
-    throw nb::type_error(
-        fmt::format("{}: {} arrived, {} is right", name, name_of(given.dtype()), name_of(wanted))
-            .c_str());
-  }
-  if (wanted == DType::i32 && given.dtype() == DType::i64) {
-    const Tensor dense = given.contiguous();
-    for (int64_t x : dense.span<int64_t>()) {
-      if (x < std::numeric_limits<int32_t>::min() || x > std::numeric_limits<int32_t>::max()) {
-        throw nb::value_error(
-            fmt::format("{}: {} arrived, which is more than 32 bits hold", name, x).c_str());
-      }
-    }
+  const int64_t most = wanted == DType::i64 ? std::numeric_limits<int64_t>::max()
+                                            : std::numeric_limits<int32_t>::max();
+  switch (given.dtype()) {
+    case DType::u8:
+    case DType::i8:
+    case DType::i16:
+    case DType::u16:
+    case DType::i32:
+      break;
+    case DType::i64:
+      check_range<int64_t>(name, given, most);
+      break;
+    case DType::u32:
+      check_range<uint32_t>(name, given, most);
+      break;
+    case DType::u64:
+      check_range<uint64_t>(name, given, most);
+      break;
+    default:
+      throw nb::type_error(
+          fmt::format("{}: {} arrived, {} is right", name, name_of(given.dtype()), name_of(wanted))
+              .c_str());
   }
   return given.to(wanted);
 }

@@ -21,7 +21,8 @@ namespace {
 using Arrays = nb::typed<nb::dict, nb::str, nb::object>;
 using Metadata = nb::typed<nb::dict, nb::str, nb::str>;
 
-nb::typed<nb::tuple, Arrays, Metadata> load(const std::string& path) {
+// Arrays, metadata, and for names that cannot be read the reason.
+nb::typed<nb::tuple, Arrays, Metadata, Metadata> load(const std::string& path) {
   Safetensors file;
   {
     const nb::gil_scoped_release free;
@@ -33,7 +34,8 @@ nb::typed<nb::tuple, Arrays, Metadata> load(const std::string& path) {
     const bool lacks = tensor.dtype() == DType::bf16;
     tensors[name.c_str()] = array_of(lacks ? tensor.to(DType::f32) : tensor);
   }
-  return nb::typed<nb::tuple, Arrays, Metadata>(nb::make_tuple(tensors, file.metadata));
+  return nb::typed<nb::tuple, Arrays, Metadata, Metadata>(
+      nb::make_tuple(tensors, file.metadata, file.unreadable));
 }
 
 void save(const std::string& path, const Arrays& tensors,

@@ -21,6 +21,8 @@ void bind_runtime(nb::module_& m) {
       PyErr_SetString(PyExc_ValueError, e.what());
     } catch (const FormatError& e) {
       PyErr_SetString(PyExc_ValueError, e.what());
+    } catch (const cli::FileError& e) {
+      PyErr_SetString(PyExc_OSError, e.what());
     } catch (const cli::UsageError& e) {
       PyErr_SetString(PyExc_ValueError, e.what());
     } catch (const IoError& e) {

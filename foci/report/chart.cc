@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kWidth = 420, kHeight = 262;
 constexpr double kLeft = 50, kRight = 12, kTop = 50, kBottom = 40;
+constexpr double kCharacter = 6.8;    // about the width of one, in ticks
 constexpr size_t kPointsDrawn = 160;  // more than this is finer than the screen
 
 // Maps data to the plot's rectangle.
@@ -35,6 +36,11 @@ std::string axis_text(double value, bool as_percent) {
   return as_percent ? fmt::format("{:.4g} %", 100 * value) : number(value, 4);
 }
 
+std::string x_text(double x) {
+  const bool whole = x == std::floor(x) && std::abs(x) < 1e15;
+  return whole ? grouped(static_cast<long long>(x)) : number(x, 6);
+}
+
 std::string axes_svg(const Axes& axes, const LineChart& chart, const std::vector<double>& xs,
                      const std::vector<double>& ys) {
   std::string out;
@@ -45,8 +51,9 @@ std::string axes_svg(const Axes& axes, const LineChart& chart, const std::vector
         kLeft, axes.py(y), kWidth - kRight, kLeft - 6, axes.py(y) + 4, axis_text(y, chart.percent));
   }
   for (double x : xs) {
-    out += fmt::format("<text class=\"tick mid\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", axes.px(x),
-                       kHeight - kBottom + 16, number(x, 6));
+    out +=
+        fmt::format("<text class=\"tick {}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>",
+                    x == xs.back() ? "end" : "mid", axes.px(x), kHeight - kBottom + 16, x_text(x));
   }
   out += fmt::format("<path class=\"axis\" d=\"M{:.1f} {:.1f}H{}\"/>", kLeft, kHeight - kBottom,
                      kWidth - kRight);
@@ -113,7 +120,7 @@ std::string legend_svg(const std::vector<Line>& lines) {
                                 line.colour, x + 9)
                   : "",
         x + 24, escape(line.label));
-    x += 44 + 6.5 * static_cast<double>(line.label.size());
+    x += 44 + 6.5 * static_cast<double>(characters(line.label));
   }
   return out;
 }
@@ -149,6 +156,13 @@ std::vector<double> ticks(double low, double high, int count) {
     out.push_back((first + i) * step);
     if (out.back() >= high - 1e-9 * step) break;
   }
+  return out;
+}
+
+std::vector<double> ticks_within(double low, double high, int count, double clear) {
+  std::vector<double> out = ticks(low, high, count);
+  std::erase_if(out, [&](double x) { return x < low || x > high - clear * (high - low); });
+  out.push_back(high);
   return out;
 }
 
@@ -196,8 +210,10 @@ Chart draw(const LineChart& chart) {
   if (x_range.second - x_range.first > 4) x_range.first = std::min(x_range.first, 0.0);
   const std::vector<double> ys = ticks(y_range.first, y_range.second, 4);
   if (!(x_range.second > x_range.first)) x_range.second = x_range.first + 1;
-  std::vector<double> xs = ticks(x_range.first, x_range.second, 5);
-  std::erase_if(xs, [&](double x) { return x > x_range.second || x < x_range.first; });
+  // Room for the last number, which ends where the axis does, and half of the one before it.
+  const double label = kCharacter * static_cast<double>(x_text(x_range.second).size());
+  const double clear = (1.5 * label + 10) / (kWidth - kLeft - kRight);
+  const std::vector<double> xs = ticks_within(x_range.first, x_range.second, 5, clear);
   const Axes axes{x_range.first, x_range.second, ys.front(), ys.back()};
 
   Chart out{kWidth, kHeight, chart.title, chart.description, "", csv_of(chart)};

@@ -47,6 +47,9 @@ Chart draw_confusion(const Confusion& confusion, const std::vector<std::string>&
 
 // Round values that cover [low, high] in about `count` steps; at least two.
 std::vector<double> ticks(double low, double high, int count);
+// The round ones inside [low, high], then high itself; a round one nearer to it than `clear` of the
+// range makes place for it. So an axis ends where its curve does, with a number.
+std::vector<double> ticks_within(double low, double high, int count, double clear = 0.1);
 
 // At most `limit` points: neighbours are replaced by their mean (band: their smallest and largest).
 struct Thinned {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "foci/io/file.h"
+#include "foci/report/card.h"
 #include "foci/report/chart.h"
 #include "foci/report/picture.h"
 #include "foci/report/report.h"
@@ -23,19 +24,26 @@ std::string standalone(const Chart& chart) {
       escape(chart.title), chart_style(), chart.body);
 }
 
+std::string downloads(const Chart& chart) {
+  return fmt::format(
+      "<p class=\"get\"><a download=\"{0}.svg\" title=\"download the picture\" href=\"{1}\">"
+      "↓ SVG</a><a download=\"{0}.csv\" title=\"download the numbers\" href=\"{2}\">↓ CSV</a></p>",
+      slug(chart.title), data_uri("image/svg+xml", standalone(chart)),
+      data_uri("text/csv;charset=utf-8", chart.csv));
+}
+
 std::string figure(const Chart& chart, const std::string& caption) {
-  const std::string name = slug(chart.title);
   std::string out = fmt::format(
       "<figure><svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">{}</svg>", chart.width,
       chart.height, escape(chart.title + ". " + chart.description), chart.body);
   if (!caption.empty()) out += fmt::format("<figcaption>{}</figcaption>", escape(caption));
-  out += fmt::format(
-      "<p class=\"get\"><a download=\"{0}.svg\" title=\"download the picture\" href=\"{1}\">"
-      "↓ SVG</a><a download=\"{0}.csv\" title=\"download the numbers\" href=\"{2}\">↓ CSV</a>"
-      "</p></figure>\n",
-      name, data_uri("image/svg+xml", standalone(chart)),
-      data_uri("text/csv;charset=utf-8", chart.csv));
-  return out;
+  return out + downloads(chart) + "</figure>\n";
+}
+
+// A scene as a card of the page, which fits its width, and as a drawing to download.
+std::string card(const std::string& id, const std::string& body, const Chart& drawing) {
+  return fmt::format("<figure class=\"scene\" id=\"{}\">{}{}</figure>\n", id, body,
+                     downloads(drawing));
 }
 
 struct Section {
@@ -58,10 +66,13 @@ std::string key(bool landmarks) {
         "patches: what is to be recognised lies here</li>";
   }
   return out +
-         "<li><svg width=\"18\" height=\"18\" aria-hidden=\"true\"><circle class=\"ring\" cx=\"9\" "
-         "cy=\"9\" r=\"5\"/><circle class=\"top\" cx=\"9\" cy=\"9\" r=\"5\"/></svg>the "
+         "<li><svg width=\"18\" height=\"18\" aria-hidden=\"true\"><path class=\"ring\" "
+         "d=\"M3 3h12v12h-12z\"/><path class=\"top\" d=\"M3 3h12v12h-12z\"/></svg>the "
          "most-attended patch</li></ul>\n";
 }
+
+// More pictures than this get a list of links above them, and smaller cards.
+constexpr size_t kListed = 12;
 
 Section gallery(const Report& r) {
   Section s{"looks", "Where it looks", ""};
@@ -82,35 +93,75 @@ Section gallery(const Report& r) {
                              ". Each head has its own scale, so compare places within a head, "
                              "not colours between heads.");
   }
-  const bool wide = r.gallery.front().heads > 6;
   s.body += key(landmarks);
-  s.body += wide ? "<div class=\"flow wide\">\n" : "<div class=\"flow\">\n";
-  for (size_t i = 0; i < r.gallery.size(); ++i) {
-    s.body += figure(draw_scene(r.gallery[i], r.classes, fmt::format("g{}", i)), "");
+  const size_t n = r.gallery.size();
+  const auto id = [](size_t i) { return fmt::format("g{}", i); };
+  if (n > kListed) {
+    s.body += "<ol class=\"index\">";
+    for (size_t i = 0; i < n; ++i) s.body += index_entry(r.gallery[i], r.classes, id(i));
+    s.body += "</ol>\n";
+  }
+  // Many heads want the whole width, and so does a picture alone.
+  const bool wide = r.gallery.front().heads > 6;
+  s.body += fmt::format("<div class=\"flow{}\">\n", n == 1        ? " one"
+                                                    : wide        ? " wide"
+                                                    : n > kListed ? " many"
+                                                                  : "");
+  for (size_t i = 0; i < n; ++i) {
+    s.body += card(id(i), scene_card(r.gallery[i], r.classes, id(i)),
+                   draw_scene(r.gallery[i], r.classes, id(i)));
   }
   s.body += "</div>";
   return s;
+}
+
+// ", from 1,000 pictures of 359 originals"
+std::string behind(const insight::Estimate& e) {
+  if (e.count == 0) return "";
+  const std::string all = ", from " + counted(e.count, "picture", "pictures");
+  if (e.independent == 0 || e.independent == e.count) return all;
+  return fmt::format("{} that show {}, which count once each", all,
+                     counted(e.independent, "original", "originals"));
+}
+
+// " Of 1,000 pictures."
+std::string of_pictures(const HeadGrid& grid) {
+  return grid.count == 0 ? "" : " Of " + counted(grid.count, "picture", "pictures") + ".";
+}
+
+// What a full bar of entropy is: never less than a number shown.
+std::string full_bar(const HeadGrid& grid) {
+  const double bound = grid.bound();
+  if (bound <= 0) {
+    return "One cell a head; no bar, since every token had one thing alone to attend to.";
+  }
+  // Means of numbers in single precision may pass the bound in their last place.
+  const bool even = bound <= grid.full * (1 + 1e-4);
+  return fmt::format("One cell a head; a full bar is {:.2f} nats, {}.", bound,
+                     even ? "as much as attention spread evenly over all tokens would have"
+                          : "the largest number here");
 }
 
 Section hits(const Report& r) {
   Section s{"landmarks", "Does it look at the right place?", ""};
   s.body = paragraph(
       "",
-      "The landmark hit rate is the share of unseen scenes in which the most-attended patch is "
+      "The landmark hit rate is the share of unseen pictures in which the most-attended patch is "
       "one of the landmarks. A model that looks anywhere scores about the mean share of landmark "
       "patches (chance); the same model before training is the fair comparison.");
   s.body += "<div class=\"cards two\">\n";
   if (!r.hits.lines.empty()) {
-    s.body +=
-        figure(draw_hits(r.hits),
-               "Dot: the rate. Bar around it: 95 % bootstrap interval over scenes. Dashed: "
-               "chance. Where intervals do not overlap, luck does not explain the difference.");
+    s.body += figure(
+        draw_hits(r.hits),
+        fmt::format("Dot: the rate. Bar around it: Wilson's 95 % interval{}. Dashed: chance. "
+                    "Where intervals do not overlap, luck does not explain the difference.",
+                    behind(r.hits.lines.front().rate)));
   }
   if (!r.hits.per_head.empty()) {
     s.body += figure(
         draw_heads(r.hits.per_head, "Hit rate of each head",
                    "Landmark hit rate for every layer and head.", true),
-        std::string("One cell a head; a full bar is 100 %.") +
+        "One cell a head; a full bar is 100 %." + of_pictures(r.hits.per_head) +
             (r.hits.per_head.reference.empty() ? "" : " Orange tick: the same head untrained."));
   }
   s.body += "</div>";
@@ -120,27 +171,28 @@ Section hits(const Report& r) {
 Section entropy(const Report& r) {
   Section s{"entropy", "How widely each head looks", ""};
   s.body = paragraph("",
-                     "Entropy of the attention weights, averaged over queries and scenes, in "
+                     "Entropy of the attention weights, averaged over queries and pictures, in "
                      "nats. Low: the head picks few patches. High: it spreads over many.");
   s.body = "<div class=\"side\"><div>" + s.body + "</div>";
-  s.body += figure(
-      draw_heads(r.entropy, "Attention entropy of each head",
-                 "Mean entropy in nats for every layer and head.", false),
-      fmt::format("One cell a head; a full bar is {:.2f} nats, as much as attention spread evenly "
-                  "would have.{}",
-                  r.entropy.full,
-                  r.entropy.reference.empty() ? "" : " Orange tick: the same head untrained."));
+  s.body +=
+      figure(draw_heads(r.entropy, "Attention entropy of each head",
+                        "Mean entropy in nats for every layer and head.", false),
+             full_bar(r.entropy) + of_pictures(r.entropy) +
+                 (r.entropy.reference.empty() ? "" : " Orange tick: the same head untrained."));
   s.body += "</div>";
   return s;
 }
 
 Section curves(const Report& r) {
   Section s{"training", "How it learned", ""};
+  const int64_t tried = r.evaluations.empty() ? 0 : r.evaluations.back().count;
   s.body = paragraph(
       "",
-      "Each chart has the training step on the horizontal axis. Light bands, in longer runs, span "
-      "the smallest and largest value of neighbouring steps, the line is their "
-      "mean; dots are measured on pictures held back from training.");
+      fmt::format(
+          "Each chart has the training step on the horizontal axis. Light bands, in longer runs, "
+          "span the smallest and largest value of neighbouring steps, the line is their mean; "
+          "dots are measured on {} held back from training.",
+          tried > 0 ? counted(tried, "picture", "pictures") : "pictures"));
   if (!r.training_note.empty()) s.body += paragraph("how", r.training_note);
   Line loss{"training batch", {}, {}, 0, false}, accuracy = loss, rate = loss, norm = loss;
   rate.label = "learning rate";
@@ -233,7 +285,8 @@ Section confusion(const Report& r) {
 Section mistakes(const Report& r) {
   Section s{"mistakes", "Its mistakes", ""};
   if (r.mistakes.empty()) {
-    s.body = paragraph("", fmt::format("None among {} unseen scenes.", grouped(r.unseen_count)));
+    s.body = paragraph("", fmt::format("None among {}.", counted(r.unseen_count, "unseen picture",
+                                                                 "unseen pictures")));
     return s;
   }
   const std::string shown = static_cast<int64_t>(r.mistakes.size()) < r.mistake_count
@@ -241,13 +294,17 @@ Section mistakes(const Report& r) {
                                 : std::string();
   s.body = paragraph(
       "",
-      fmt::format("{} of {} unseen scenes were named wrongly{}. Left the scene, right the mean "
-                  "attention of the last layer's heads: did it look at the wrong place, or look "
-                  "at the right place and misread it?",
-                  grouped(r.mistake_count), grouped(r.unseen_count), shown));
+      fmt::format("{} of {} {} named wrongly{}. Left the picture, right the mean attention of the "
+                  "last layer's heads: did it look at the wrong place, or look at the right place "
+                  "and misread it?",
+                  grouped(r.mistake_count),
+                  counted(r.unseen_count, "unseen picture", "unseen pictures"),
+                  r.mistake_count == 1 ? "was" : "were", shown));
   s.body += "<div class=\"flow slim\">\n";
   for (size_t i = 0; i < r.mistakes.size(); ++i) {
-    s.body += figure(draw_mistake(r.mistakes[i], r.classes, fmt::format("m{}", i)), "");
+    const std::string id = fmt::format("m{}", i);
+    s.body += card(id, mistake_card(r.mistakes[i], r.classes, id),
+                   draw_mistake(r.mistakes[i], r.classes, id));
   }
   s.body += "</div>";
   return s;

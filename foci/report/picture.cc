@@ -10,7 +10,7 @@
 namespace foci::report {
 namespace {
 
-constexpr int kWidth = 420;
+constexpr int kWidth = 600;
 
 // Where a picture stands in the drawing; the height follows from its aspect.
 struct Box {
@@ -37,42 +37,21 @@ Box box_at(const Scene& scene, double x, double y, double width, double max_heig
   return box;
 }
 
-// The picture, once for the whole drawing, and its outline. Both are one unit a patch large.
-std::string definitions(const Scene& scene, const std::string& id) {
-  const std::string path = outline_path(scene.landmark, scene.rows, scene.columns);
-  return fmt::format(
-      "<defs><image id=\"{0}-p\" class=\"px\" width=\"{1}\" height=\"{2}\" "
-      "preserveAspectRatio=\"none\" href=\"{3}\"/><g id=\"{0}-o\"><path class=\"under\" "
-      "d=\"{4}\"/><path class=\"over\" d=\"{4}\"/></g></defs>",
-      id, scene.columns, scene.rows, data_uri("image/png", encode_png(shrunk(scene.pixels))), path);
-}
-
 std::string opened(const Scene& scene, const Box& box) {
   return fmt::format(
       "<svg x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" viewBox=\"0 0 {} {}\" "
-      "preserveAspectRatio=\"none\">",
+      "preserveAspectRatio=\"none\" overflow=\"visible\">",
       box.x, box.y, box.width, box.height, scene.columns, scene.rows);
 }
 
 std::string original(const Scene& scene, const std::string& id, const Box& box) {
-  return opened(scene, box) + fmt::format("<use href=\"#{0}-p\"/><use href=\"#{0}-o\"/></svg>", id);
+  return opened(scene, box) + original_marks(id) + "</svg>";
 }
 
 std::string overlay(const Scene& scene, const float* heat, const std::string& id, const Box& box,
                     const std::string& title) {
-  const int64_t top = top_patch(heat, scene.rows * scene.columns);
-  const int64_t row = top / scene.columns, column = top % scene.columns;
-  const double cx = static_cast<double>(column) + 0.5, cy = static_cast<double>(row) + 0.5;
-  return opened(scene, box) +
-         fmt::format(
-             "<title>{0}</title><use href=\"#{1}-p\"/><rect class=\"veil\" width=\"{2}\" "
-             "height=\"{3}\"/><image class=\"px\" width=\"{2}\" height=\"{3}\" "
-             "preserveAspectRatio=\"none\" href=\"{4}\"/><use href=\"#{1}-o\"/><circle "
-             "class=\"ring\" cx=\"{5}\" cy=\"{6}\" r=\"0.3\"/><circle class=\"top\" cx=\"{5}\" "
-             "cy=\"{6}\" r=\"0.3\"/></svg>",
-             escape(title), id, scene.columns, scene.rows,
-             data_uri("image/png", encode_png(heat_pixels(heat, scene.rows, scene.columns))), cx,
-             cy);
+  return opened(scene, box) + fmt::format("<title>{}</title>", escape(title)) +
+         heat_marks(scene, heat, id) + "</svg>";
 }
 
 std::string text(const char* classes, double x, double y, const std::string& raw) {
@@ -80,38 +59,26 @@ std::string text(const char* classes, double x, double y, const std::string& raw
                      escape(raw));
 }
 
-std::string cut(const std::string& label, size_t limit) {
-  if (label.size() <= limit) return label;
-  size_t end = limit - 1;
-  while (end > 0 && (static_cast<unsigned char>(label[end]) & 0xC0) == 0x80) --end;
-  return label.substr(0, end) + "…";
-}
-
-// How sure the model was of what it said; empty where that is not known.
-std::string confidence(const Scene& scene) {
-  if (scene.probabilities.empty()) return "";
-  return percent(scene.probabilities[static_cast<size_t>(scene.predicted)], 0);
-}
-
-// "true: 7", "said: 7", "98 % sure": at most three lines from (x, y) on.
-std::string verdict(const Scene& scene, const std::vector<std::string>& classes, double x,
-                    double y) {
+// "true: 7", "✓ said: 7", "98 % sure", one under the other from (x, y) on; each as long as `limit`
+// characters at most.
+std::string verdict(const Scene& scene, const std::vector<std::string>& classes, double x, double y,
+                    size_t limit) {
+  constexpr double kLine = 17;
+  const auto line = [&](const char* kind, const std::string& raw) {
+    std::string out = text(kind, x, y, cut_middle(raw, limit));
+    y += kLine;
+    return out;
+  };
+  const std::string& said = classes[static_cast<size_t>(scene.predicted)];
   std::string out;
   if (scene.truth) {
-    out += text("label", x, y, "true: " + cut(classes[static_cast<size_t>(*scene.truth)], 9));
-    y += 17;
+    out += line("label", "true: " + classes[static_cast<size_t>(*scene.truth)]);
+    out += *scene.truth == scene.predicted ? line("label good", "✓ said: " + said)
+                                           : line("label bad", "✗ said: " + said);
+  } else {
+    out += line("label strong", "says: " + said);
   }
-  const bool right = scene.truth && *scene.truth == scene.predicted;
-  out += text(!scene.truth ? "label strong"
-              : right      ? "label good"
-                           : "label bad",
-              x, y,
-              (right         ? "✓ said: "
-               : scene.truth ? "✗ said: "
-                             : "says: ") +
-                  cut(classes[static_cast<size_t>(scene.predicted)], 9));
-  y += 17;
-  if (!scene.probabilities.empty()) out += text("tick", x, y, confidence(scene) + " sure");
+  if (!scene.probabilities.empty()) out += line("tick", confidence(scene) + " sure");
   return out;
 }
 
@@ -138,6 +105,13 @@ std::string csv_of(const Scene& scene) {
   return out;
 }
 
+}  // namespace
+
+std::string confidence(const Scene& scene) {
+  if (scene.probabilities.empty()) return "";
+  return percent(scene.probabilities[static_cast<size_t>(scene.predicted)], 0);
+}
+
 std::string describe(const Scene& scene, const std::vector<std::string>& classes) {
   std::string out = scene.name + ": ";
   if (scene.truth) out += "true " + classes[static_cast<size_t>(*scene.truth)] + ", ";
@@ -145,7 +119,35 @@ std::string describe(const Scene& scene, const std::vector<std::string>& classes
   return scene.probabilities.empty() ? out : out + " (" + confidence(scene) + ")";
 }
 
-}  // namespace
+std::string scene_definitions(const Scene& scene, const std::string& id) {
+  const std::string path = outline_path(scene.landmark, scene.rows, scene.columns);
+  return fmt::format(
+      "<defs><image id=\"{0}-p\" class=\"px\" width=\"{1}\" height=\"{2}\" "
+      "preserveAspectRatio=\"none\" href=\"{3}\"/><g id=\"{0}-o\"><path class=\"under\" "
+      "d=\"{4}\"/><path class=\"over\" d=\"{4}\"/></g></defs>",
+      id, scene.columns, scene.rows, data_uri("image/png", encode_png(shrunk(scene.pixels))), path);
+}
+
+std::string original_marks(const std::string& id) {
+  return fmt::format("<use href=\"#{0}-p\"/><use href=\"#{0}-o\"/>", id);
+}
+
+std::string heat_marks(const Scene& scene, const float* heat, const std::string& id) {
+  const int64_t top = top_patch(heat, scene.rows * scene.columns);
+  // About the frame's own width at the sizes of the page.
+  const double off = 0.022 * static_cast<double>(std::max(scene.rows, scene.columns));
+  const double side = 1 + 2 * off;
+  const std::string frame =
+      fmt::format("x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\"",
+                  static_cast<double>(top % scene.columns) - off,
+                  static_cast<double>(top / scene.columns) - off, side, side);
+  return fmt::format(
+      "<use href=\"#{0}-p\"/><rect class=\"veil\" width=\"{1}\" height=\"{2}\"/><image "
+      "class=\"px\" width=\"{1}\" height=\"{2}\" preserveAspectRatio=\"none\" href=\"{3}\"/><use "
+      "href=\"#{0}-o\"/><rect class=\"ring\" {4}/><rect class=\"top\" {4}/>",
+      id, scene.columns, scene.rows,
+      data_uri("image/png", encode_png(heat_pixels(heat, scene.rows, scene.columns))), frame);
+}
 
 void check_scene(const Scene& scene, size_t classes, const std::string& what) {
   require(scene.pixels.defined() && scene.pixels.rank() == 3 && scene.pixels.dtype() == DType::u8 &&
@@ -233,40 +235,41 @@ std::vector<float> last_layer_mean(const Scene& scene) {
 
 Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
                  const std::string& id) {
-  constexpr double kHeader = 20, kGap = 4, kLabel = 18;
+  constexpr double kHeader = 26, kGap = 6, kLabel = 20;
   // Few heads stand beside the original; many take the whole width below it.
   const bool beside = scene.heads <= 6;
-  const double original_width = beside ? 104 : 140;
-  const double left = (beside ? original_width + 10 : 0) + kLabel;
-  const double pitch = (kWidth - left) / static_cast<double>(scene.heads);
+  const double original_width = beside ? 128 : 170;
+  const double left = (beside ? original_width + 14 : 0) + kLabel;
+  const double pitch = (kWidth + kGap - left) / static_cast<double>(scene.heads);
   const double tile = pitch - std::min(kGap, pitch / 8);
-  const Box first = box_at(scene, 0, kHeader, original_width, 180);
+  const Box first = box_at(scene, 0, kHeader, original_width, 210);
   const Box unit = box_at(scene, 0, 0, tile, tile * 1.6);
   const double row = unit.height + kGap;
-  const double grid_top = beside ? kHeader : kHeader + first.height + 28;
+  const double grid_top = beside ? kHeader : kHeader + first.height + 34;
 
   Chart out;
   out.width = kWidth;
   out.title = describe(scene, classes);
-  out.description = fmt::format("Attention of {} heads in {} layers laid over the picture.",
-                                scene.heads, scene.layers);
+  out.description =
+      fmt::format("Attention of {} in {} laid over the picture.",
+                  counted(scene.heads, "head", "heads"), counted(scene.layers, "layer", "layers"));
   out.csv = csv_of(scene);
-  out.body = definitions(scene, id);
-  out.body += text("tick", 0, 12, cut(scene.name, 18));
+  out.body = scene_definitions(scene, id);
+  out.body += text("tick", 0, 12, cut_middle(scene.name, beside ? 22 : 60));
   out.body += original(scene, id, first);
-  const double words_y = beside ? kHeader + first.height + 18 : kHeader + 14;
-  out.body += verdict(scene, classes, beside ? 0 : original_width + 14, words_y);
+  const double words_y = beside ? kHeader + first.height + 20 : kHeader + 14;
+  out.body += verdict(scene, classes, beside ? 0 : original_width + 14, words_y, 18);
   // What the heads of the last layer look at together: below the words, or right of them.
   const double words = (scene.truth ? 17 : 0) + 17 + (scene.probabilities.empty() ? 0 : 17);
   const Box together = beside
-                           ? box_at(scene, 0, words_y + words + 14, original_width, 180)
-                           : box_at(scene, kWidth - original_width, kHeader, original_width, 180);
+                           ? box_at(scene, 0, words_y + words + 14, original_width, 210)
+                           : box_at(scene, kWidth - original_width, kHeader, original_width, 210);
   out.body += text("tick", together.x, together.y - 7, "last layer, mean");
   out.body +=
       overlay(scene, last_layer_mean(scene).data(), id, together, "mean of the last layer's heads");
   for (int64_t h = 0; h < scene.heads; ++h) {
     out.body += text("tick mid", left + pitch * static_cast<double>(h) + tile / 2, grid_top - 8,
-                     tile >= 44 ? fmt::format("head {}", h + 1) : std::to_string(h + 1));
+                     tile >= 50 ? fmt::format("head {}", h + 1) : std::to_string(h + 1));
   }
   const int64_t patches = scene.rows * scene.columns;
   for (int64_t l = 0; l < scene.layers; ++l) {
@@ -274,8 +277,8 @@ Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
     const double middle = y + unit.height / 2;
     out.body += fmt::format(
         "<text class=\"tick mid\" transform=\"translate({:.1f} {:.1f}) rotate(-90)\">{}</text>",
-        left - 7, middle,
-        unit.height >= 46 ? fmt::format("layer {}", l + 1) : std::to_string(l + 1));
+        left - 8, middle,
+        unit.height >= 50 ? fmt::format("layer {}", l + 1) : std::to_string(l + 1));
     for (int64_t h = 0; h < scene.heads; ++h) {
       const Box box = box_at(scene, left + pitch * static_cast<double>(h), y, tile, tile * 1.6);
       out.body +=
@@ -284,26 +287,26 @@ Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
     }
   }
   const double grid_end = grid_top + row * static_cast<double>(scene.layers);
-  out.height = static_cast<int>(std::ceil(std::max(grid_end, together.y + together.height))) + 2;
+  out.height = static_cast<int>(std::ceil(std::max(grid_end, together.y + together.height))) + 4;
   return out;
 }
 
 Chart draw_mistake(const Scene& scene, const std::vector<std::string>& classes,
                    const std::string& id) {
-  constexpr double kHeader = 20, kTile = 100, kWide = 210;
+  constexpr double kHeader = 26, kTile = 140, kWide = 296;
   const std::vector<float> mean = last_layer_mean(scene);
-  const Box left = box_at(scene, 0, kHeader, kTile, 150);
-  const Box right = box_at(scene, kTile + 10, kHeader, kTile, 150);
+  const Box left = box_at(scene, 0, kHeader, kTile, 210);
+  const Box right = box_at(scene, kWide - kTile, kHeader, kTile, 210);
   Chart out;
   out.width = static_cast<int>(kWide);
   out.height = static_cast<int>(kHeader + left.height + 60);
   out.title = describe(scene, classes);
-  out.description = "The scene, and the mean attention of the last layer's heads over it.";
+  out.description = "The picture, and the mean attention of the last layer's heads over it.";
   out.csv = csv_of(scene);
-  out.body = definitions(scene, id) + text("tick", 0, 12, cut(scene.name, 18)) +
-             text("tick", kTile + 10, 12, "last layer") + original(scene, id, left) +
+  out.body = scene_definitions(scene, id) + text("tick", 0, 12, cut_middle(scene.name, 22)) +
+             text("tick", kWide - kTile, 12, "last layer, mean") + original(scene, id, left) +
              overlay(scene, mean.data(), id, right, "mean of the last layer's heads") +
-             verdict(scene, classes, 0, kHeader + left.height + 18);
+             verdict(scene, classes, 0, kHeader + left.height + 20, 40);
   return out;
 }
 

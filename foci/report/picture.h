@@ -1,4 +1,5 @@
-// Pictures with attention laid over them, as SVG around small PNGs.
+// Pictures with attention laid over them, as SVG around small PNGs. Everything is drawn in units of
+// patches: a picture of R × C patches fills the box from (0, 0) to (C, R).
 #pragma once
 
 #include <string>
@@ -22,12 +23,25 @@ std::vector<float> last_layer_mean(const Scene& scene);
 // The outline of the landmark patches, as an SVG path in units of patches; empty without any.
 std::string outline_path(const std::vector<uint8_t>& landmark, int64_t rows, int64_t columns);
 
-// The original, every head of every layer, and the last layer's heads together. `id` makes the
-// element names unique in the page.
+// Definitions that the marks below refer to: the picture, once for the whole drawing, and the
+// outline of its landmarks. `id` makes the element names unique in the page.
+std::string scene_definitions(const Scene& scene, const std::string& id);
+// The picture and its landmarks.
+std::string original_marks(const std::string& id);
+// The picture, darkened, a head's map [R, C] over it, and the most-attended patch framed: the frame
+// stands a little outside, so that the patch is seen whole.
+std::string heat_marks(const Scene& scene, const float* heat, const std::string& id);
+
+// "true 7, predicted 9 (62 %)" behind the scene's name.
+std::string describe(const Scene& scene, const std::vector<std::string>& classes);
+// How sure the model was of what it said, "62 %"; empty where that is not known.
+std::string confidence(const Scene& scene);
+
+// For the download: the original, every head of every layer, and the last layer's heads together.
 Chart draw_scene(const Scene& scene, const std::vector<std::string>& classes,
                  const std::string& id);
 
-// The original beside the mean over the heads of the last layer: for the gallery of mistakes.
+// For the download: the original beside the mean over the heads of the last layer.
 Chart draw_mistake(const Scene& scene, const std::vector<std::string>& classes,
                    const std::string& id);
 

@@ -40,7 +40,8 @@ struct StepRecord {
 
 struct EvaluationRecord {
   int64_t step = 0;
-  double loss = 0, accuracy = 0;  // on scenes never trained on
+  double loss = 0, accuracy = 0;  // on pictures never trained on
+  int64_t count = 0;              // of so many; 0 where nobody knows
 };
 
 struct Confusion {
@@ -66,7 +67,10 @@ struct HeadGrid {
   int64_t layers = 0, heads = 0;
   std::vector<double> value;      // [L, H], NaN where there is none
   std::vector<double> reference;  // [L, H] of the same model before training; may be empty
-  double full = 1;                // what a full bar stands for
+  double full = 1;                // what a full bar stands for, where no number is larger; ≥ 0
+  int64_t count = 0;              // pictures behind each number; 0 where nobody knows
+  // What a full bar stands for: `full` or the largest number, and 0 only where all numbers are.
+  double bound() const;
   bool empty() const { return value.empty(); }
 };
 

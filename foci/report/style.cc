@@ -39,7 +39,7 @@ svg .bad{fill:var(--bad);font-weight:600}svg .on{fill:var(--on)}
 .veil{fill:#000;opacity:.28}
 .under,.over,.ring,.top{fill:none;vector-effect:non-scaling-stroke}
 .under{stroke:#000;stroke-width:3;opacity:.6}.over{stroke:#5ff0ff;stroke-width:1.5}
-.ring{stroke:#000;stroke-width:4}.top{stroke:#fff;stroke-width:2}
+.ring{stroke:#000;stroke-width:3;opacity:.75}.top{stroke:#fff;stroke-width:1.5}
 )";
 
 constexpr std::string_view kPage = R"(
@@ -67,13 +67,36 @@ font-variant-numeric:tabular-nums;letter-spacing:-.01em;overflow-wrap:anywhere}
 .numbers .note{font-size:.8rem;color:var(--soft);line-height:1.35}
 .cards{display:grid;gap:16px;grid-template-columns:repeat(auto-fill,minmax(min(100%,370px),1fr));
 margin:16px 0 0}
-.cards.two{max-width:1000px}
-.flow{columns:370px;column-gap:16px;margin:16px 0 0}.flow.slim{columns:180px}.flow.wide{columns:560px}
-.flow figure{break-inside:avoid;margin:0 0 16px;max-width:none}
-.side{display:grid;gap:8px 32px;grid-template-columns:repeat(auto-fit,minmax(min(100%,370px),1fr));
-max-width:1000px;align-items:start}
+.flow{display:grid;gap:16px;margin:16px 0 0;align-items:start;
+grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr))}
+.flow.many{grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr))}
+.flow.slim{grid-template-columns:repeat(auto-fill,minmax(min(100%,220px),1fr))}
+.flow.wide,.flow.one{grid-template-columns:1fr}
+.flow figure{max-width:none}
+.side{display:grid;gap:8px 16px;grid-template-columns:repeat(auto-fit,minmax(min(100%,370px),1fr));
+align-items:start}
+.scene p{margin:0}.scene .name{font-size:.85rem;color:var(--soft);line-height:1.35}
+.scene .verdict{line-height:1.4;margin-bottom:8px;overflow-wrap:anywhere}.scene .verdict b{font-weight:600}
+.good{color:var(--good)}.bad{color:var(--bad)}.soft{color:var(--soft)}
+.defs{position:absolute;width:0;height:0}
+.tile{min-width:0}.tile svg{display:block;margin:0 auto;overflow:visible}
+.tile span,.layer>span{display:block;font-size:.75rem;line-height:1.5;color:var(--soft);text-align:center;
+overflow-wrap:anywhere}
+.looks{display:flex;flex-wrap:wrap;gap:14px}
+.whole,.pair{display:flex;gap:10px}.whole{flex:1 1 130px;flex-direction:column}
+.layers{flex:3.2 1 300px;min-width:0}
+.pair>*,.whole>*{flex:1 1 0}.whole>*{flex:none}
+.layer{display:flex;gap:4px;margin:0 0 6px}.layer>span{writing-mode:vertical-rl;transform:rotate(180deg)}
+.heads{flex:1;min-width:0;display:grid;gap:6px;
+grid-template-columns:repeat(auto-fill,minmax(max(60px,calc((100% - (var(--heads) - 1)*6px)/var(--heads) - .01px)),1fr))}
+.index{display:grid;gap:12px;grid-template-columns:repeat(auto-fill,minmax(84px,1fr));padding:0;margin:14px 0 0;
+list-style:none}.index a{display:block;text-decoration:none}.index .tile span{color:var(--link)}
+@media (max-width:560px){
+main,header,footer{padding-left:10px;padding-right:10px}figure{padding:10px 8px 6px}
+.whole{flex-basis:100%;flex-direction:row}.whole>*{flex:1 1 0}.layers{flex-basis:100%}
+}
 figure{margin:0;background:var(--card);border:1px solid var(--edge);border-radius:10px;
-padding:14px 14px 8px;min-width:0;max-width:620px;display:flex;flex-direction:column}
+padding:14px 14px 8px;min-width:0;max-width:720px;display:flex;flex-direction:column}
 figure>svg{display:block;width:100%;height:auto}
 figcaption{font-size:.82rem;color:var(--soft);line-height:1.45;margin:8px 0 2px;
 overflow-wrap:anywhere}
@@ -95,7 +118,8 @@ footer{margin-top:44px;padding-bottom:56px}
 body{font-size:11pt}section{break-inside:auto;margin-top:18pt}nav,.get{display:none}
 figure,.numbers div{break-inside:avoid;background:none}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.cards{grid-template-columns:repeat(2,1fr)}.flow{columns:2}.flow.slim{columns:4}
+.cards,.flow{grid-template-columns:repeat(2,1fr)}.flow.slim{grid-template-columns:repeat(3,1fr)}
+.flow.one,.flow.wide{grid-template-columns:1fr}.flow figure{break-inside:avoid}.index{display:none}
 }
 )";
 

@@ -37,6 +37,19 @@ size_t utf8_length(std::string_view s) {
   return length;
 }
 
+bool continues(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
+
+// The byte at which character `n` begins.
+size_t place_of(std::string_view text, size_t n) {
+  size_t at = 0;
+  for (; at < text.size(); ++at) {
+    if (!continues(text[at]) && n-- == 0) break;
+  }
+  return at;
+}
+
 }  // namespace
 
 std::string escape(std::string_view text) {
@@ -121,7 +134,48 @@ std::string number(double value, int digits) {
 
 std::string percent(double share, int decimals) {
   if (std::isnan(share)) return "–";
-  return fmt::format("{:.{}f} %", 100 * share, decimals);
+  constexpr int kMore = 2;
+  for (int d = decimals; d <= decimals + kMore; ++d) {
+    const std::string text = fmt::format("{:.{}f}", 100 * share, d);
+    const double shown = std::strtod(text.c_str(), nullptr);
+    const bool hides = (shown <= 0 && share > 0) || (shown >= 100 && share < 1);
+    if (!hides) return text + " %";
+  }
+  const double step = std::pow(10.0, -(decimals + kMore));
+  return share < 0.5 ? fmt::format("< {:.{}f} %", step, decimals + kMore)
+                     : fmt::format("> {:.{}f} %", 100 - step, decimals + kMore);
+}
+
+std::string duration(double seconds) {
+  if (!std::isfinite(seconds)) return "–";
+  seconds = std::clamp(seconds, 0.0, 3e9);
+  if (seconds < 9.95) return fmt::format("{:.1f} s", seconds);
+  const long long s = std::llround(seconds);
+  if (s < 60) return fmt::format("{} s", s);
+  if (s < 3600) return fmt::format("{} min {:02} s", s / 60, s % 60);
+  const long long minutes = std::llround(seconds / 60);
+  return fmt::format("{} h {:02} min", minutes / 60, minutes % 60);
+}
+
+std::string counted(long long n, const std::string& one, const std::string& many) {
+  return grouped(n) + " " + (n == 1 ? one : many);
+}
+
+size_t characters(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return !continues(c); }));
+}
+
+std::string cut_end(const std::string& text, size_t limit) {
+  if (characters(text) <= limit) return text;
+  return text.substr(0, place_of(text, limit - 1)) + "…";
+}
+
+std::string cut_middle(const std::string& text, size_t limit) {
+  const size_t all = characters(text);
+  if (all <= limit) return text;
+  const size_t front = (limit - 1) / 2, back = limit - 1 - front;
+  return text.substr(0, place_of(text, front)) + "…" + text.substr(place_of(text, all - back));
 }
 
 std::string grouped(long long value) {

@@ -20,9 +20,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "foci/core/error.h"
+#include "foci/core/json.h"
 
 namespace foci {
 namespace {
@@ -31,25 +31,10 @@ using Json = nlohmann::json;
 
 // ---- reading --------------------------------------------------------------------------------
 
-// What arrived, short enough for one line.
-std::string shown(const Json& j) {
-  if (j.is_object()) return "an object";
-  if (j.is_array()) return "an array";
-  std::string text = j.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
-
 std::string joined(const std::vector<std::string_view>& names) {
   std::string text;
   for (std::string_view n : names) text += (text.empty() ? "" : ", ") + std::string(n);
   return text;
-}
-
-// A key as it may stand in a message: no control characters, no megabytes.
-std::string shown_key(const std::string& key) {
-  std::string text = shown(Json(key));
-  return text.substr(1, text.size() - 2);
 }
 
 // One value of the document and where it stands ("masks[1].left").
@@ -58,7 +43,7 @@ struct Value {
   std::string path;
 
   [[noreturn]] void refuse(std::string_view wanted) const {
-    throw ArgumentError(fmt::format("{}: {} given, {} is needed", path, shown(json), wanted));
+    throw ArgumentError(fmt::format("{}: {} given, {} is needed", path, shown_json(json), wanted));
   }
 
   double number() const {
@@ -354,25 +339,12 @@ AttentionSpec spec_from_json(const Json& json) {
 }
 
 AttentionSpec spec_from_json_text(std::string_view text) {
-  // nlohmann-json keeps the last of two equal keys; a spec that says a thing twice is refused.
-  std::vector<std::set<std::string>> keys;
-  std::string twice;
-  const auto watch = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed).second && twice.empty()) {
-      twice = parsed;
-    }
-    return true;
-  };
   Json json;
   try {
-    json = Json::parse(text, watch);
-  } catch (const Json::exception& e) {
-    throw ArgumentError(
-        fmt::format("spec: the text is not JSON: {}", std::string(e.what()).substr(0, 300)));
+    json = parse_json(text, "spec");
+  } catch (const FormatError& e) {  // to a caller the text is an argument
+    throw ArgumentError(e.what());
   }
-  require(twice.empty(), "spec: the key {} stands twice in one object", shown_key(twice));
   return spec_from_json(json);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "foci/core/error.h"
+#include "foci/core/json.h"
 #include "foci/verify/case_file.h"
 
 namespace foci::verify {
@@ -16,7 +17,7 @@ class Attributes {
  public:
   // Throws FormatError unless `text` is a JSON object with no other keys than these.
   Attributes(const std::string& text, const std::vector<std::string_view>& known)
-      : json_(nlohmann::json::parse(text, nullptr, false)) {
+      : json_(parse_json(text, "metadata attributes")) {
     require<FormatError>(json_.is_object(), "metadata attributes: no JSON object");
     for (const auto& item : json_.items()) {
       bool found = false;

@@ -71,6 +71,10 @@ CaseFile read_case(const std::filesystem::path& path) {
   c.attributes = attributes && !attributes->empty() ? *attributes : "{}";
   if (const std::string* t = text("tolerance")) c.tolerance = read_tolerance(*t);
   if (const std::string* m = text("message_contains")) c.message_contains = *m;
+  if (!file.unreadable.empty()) {
+    const auto& [name, why] = *file.unreadable.begin();
+    throw FormatError(fmt::format("tensor {}: {}", shown(name), why));
+  }
   for (auto& [name, tensor] : file.tensors) {
     // A size may be as large as it likes where another is 0; this keeps sums of them in range.
     for (int64_t n : tensor.shape()) {

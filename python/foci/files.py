@@ -14,26 +14,57 @@ __all__ = ["inspect", "load", "load_metadata", "save", "verify"]
 Path = Union[str, "os.PathLike[str]"]
 
 
+class Tensors(Dict[str, np.ndarray]):
+    """The arrays of a safetensors file by name, and of those that NumPy cannot hold the reason.
+
+    Asking for one of the latter (`tensors["w"]`) raises ValueError with that reason.
+    """
+
+    unreadable: Dict[str, str]
+    _path: str
+
+    def __missing__(self, name: str) -> np.ndarray:
+        if name in self.unreadable:
+            raise ValueError(f"{self._path}: tensor {name!r}: {self.unreadable[name]}")
+        raise KeyError(name)
+
+
 def _path(name: str, path: Path) -> str:
     try:
-        return os.fsdecode(path)
+        text = os.fsdecode(path)
     except TypeError:
         raise TypeError(f"{name}: {type(path).__name__} arrived, a path is right") from None
+    if "\0" in text:
+        raise ValueError(f"{name}: a path with a null character arrived, no file has such a name")
+    return text
 
 
-def load(path: Path) -> Dict[str, np.ndarray]:
+def load(path: Path) -> Tensors:
     """The arrays of a safetensors file by name. bfloat16 becomes float32, which holds it exactly.
+
+    Tensors of types that NumPy lacks (8-bit floats, say) do not keep the others from being read:
+    they are left out, `unreadable` of what is returned tells their names and the reasons, and
+    asking for one raises ValueError.
 
     Raises:
         OSError: the file cannot be read. ValueError: it is no safetensors file, or lies.
     """
-    tensors: Dict[str, Any] = _core.load(_path("path", path))[0]
+    where = _path("path", path)
+    arrays, _, unreadable = _core.load(where)
+    tensors = Tensors(arrays)
+    tensors.unreadable = dict(unreadable)
+    tensors._path = where
     return tensors
 
 
 def load_metadata(path: Path) -> Dict[str, str]:
-    """The text that a safetensors file carries beside its arrays."""
-    return _core.load(_path("path", path))[1]
+    """The text that a safetensors file carries beside its arrays.
+
+    Raises:
+        OSError: the file cannot be read. ValueError: it is no safetensors file, or lies.
+    """
+    metadata: Dict[str, str] = _core.load(_path("path", path))[1]
+    return metadata
 
 
 def save(path: Path, tensors: Mapping[str, Any],
@@ -79,12 +110,17 @@ def inspect(model: Path, images: Union[Path, Iterable[Path]],
 
     Args:
         model: the folder of a trained model.
-        images: PNG or JPEG files.
+        images: PNG or JPEG files, upright as their EXIF orientation says; what is transparent is
+            laid over white.
         report: where the page is to be written; none is where None.
 
     Returns:
         For each picture its class, probability, grid of patches, and for each head its layer,
         entropy in nats and top patch (row, column).
+
+    Raises:
+        OSError: a file cannot be read, or the report not written. ValueError: the folder holds no
+        model, or a file is no picture; the file is named.
     """
     import json
 

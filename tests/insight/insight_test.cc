@@ -33,6 +33,94 @@ TEST(Wilson, KnownIntervals) {
   EXPECT_THROW(wilson(-1, 2), ArgumentError);
 }
 
+TEST(Share, OfSingleAnswersIsWilsons) {
+  std::vector<double> values(263, 0.0);
+  std::vector<int64_t> alone;
+  for (int i = 0; i < 263; ++i) alone.push_back(i);
+  for (int i = 0; i < 81; ++i) values[static_cast<size_t>(3 * i)] = 1;
+  const Estimate e = share_of(values, alone);
+  EXPECT_NEAR(e.low, 0.2553, 5e-5);  // as above
+  EXPECT_NEAR(e.high, 0.3662, 5e-5);
+  EXPECT_EQ(e.count, 263);
+  EXPECT_EQ(e.independent, 263);
+}
+
+TEST(Share, OfOneThingIsNeverCertain) {
+  // 1 of 1: [1 / (1 + z²), 1]; the same where the one thing was looked at often.
+  const double z2 = 1.959963984540054 * 1.959963984540054;
+  const std::vector<double> ones(7, 1.0), zeros(7, 0.0);
+  for (size_t n : {size_t{1}, size_t{7}}) {
+    const std::vector<int64_t> same(n, 5);
+    const Estimate all = share_of(std::span(ones).first(n), same);
+    EXPECT_EQ(all.value, 1);
+    EXPECT_EQ(all.high, 1);
+    EXPECT_NEAR(all.low, 1 / (1 + z2), 1e-12);
+    EXPECT_EQ(all.independent, 1);
+    EXPECT_EQ(all.count, static_cast<int64_t>(n));
+    const Estimate none = share_of(std::span(zeros).first(n), same);
+    EXPECT_EQ(none.low, 0);
+    EXPECT_NEAR(none.high, z2 / (1 + z2), 1e-12);
+  }
+  EXPECT_TRUE(std::isnan(share_of({}, {}).value));
+}
+
+TEST(Share, LooksAtOneThingAreOneFact) {
+  // Fifty things, each seen eight times with the same outcome: the interval of fifty answers, but
+  // for Student's t of 49 degrees of freedom (2.00958) and the 50/49 of their variance.
+  std::vector<double> values;
+  std::vector<int64_t> groups;
+  for (int thing = 0; thing < 50; ++thing) {
+    for (int look = 0; look < 8; ++look) {
+      values.push_back(thing % 5 == 0 ? 0 : 1);
+      groups.push_back(1000 - thing);
+    }
+  }
+  const Estimate e = share_of(values, groups);
+  EXPECT_NEAR(e.value, 0.8, 1e-12);
+  EXPECT_EQ(e.count, 400);
+  EXPECT_EQ(e.independent, 50);
+  const double z = 1.959963984540054, n = 49 * std::pow(z / 2.00957524, 2);
+  const double centre = (0.8 + z * z / (2 * n)) / (1 + z * z / n);
+  const double spread = z * std::sqrt(0.16 / n + z * z / (4 * n * n)) / (1 + z * z / n);
+  EXPECT_NEAR(e.low, centre - spread, 1e-5);
+  EXPECT_NEAR(e.high, centre + spread, 1e-5);
+}
+
+TEST(Share, CoversTheTruthAboutNineteenTimesInTwenty) {
+  // Things differ in how hard they are; each is looked at one to six times.
+  Rng rng(4);
+  for (const double truth : {0.5, 0.9, 0.97}) {
+    int covered = 0;
+    constexpr int kTrials = 400;
+    for (int t = 0; t < kTrials; ++t) {
+      std::vector<double> values;
+      std::vector<int64_t> groups;
+      for (int64_t thing = 0; thing < 60; ++thing) {
+        const double spread = std::min(truth, 1 - truth) * 0.9;
+        const double p = truth + (rng.below(2) == 0 ? spread : -spread);
+        for (int64_t look = rng.below(6); look >= 0; --look) {
+          values.push_back(rng.uniform() < p ? 1 : 0);
+          groups.push_back(thing);
+        }
+      }
+      const Estimate e = share_of(values, groups);
+      covered += e.low <= truth && truth <= e.high ? 1 : 0;
+    }
+    EXPECT_GE(covered, 0.92 * kTrials) << truth;
+  }
+}
+
+TEST(Share, TiesLeaveFractionsAndWrongValuesAreRefused) {
+  const Estimate e =
+      share_of(std::vector<double>{0.5, 0.25, 1, 0}, std::vector<int64_t>{1, 2, 3, 4});
+  EXPECT_EQ(e.value, 0.4375);
+  EXPECT_LT(e.low, 0.3);
+  EXPECT_GT(e.high, 0.6);
+  EXPECT_THROW(share_of(std::vector<double>{1.5}, std::vector<int64_t>{1}), ArgumentError);
+  EXPECT_THROW(share_of(std::vector<double>{NAN}, std::vector<int64_t>{1}), ArgumentError);
+  EXPECT_THROW(share_of(std::vector<double>{1}, std::vector<int64_t>{}), ArgumentError);
+}
+
 TEST(Bootstrap, AgreesWithTheNormalApproximation) {
   std::vector<double> values(400, 0.0);
   for (int i = 0; i < 300; ++i) values[i] = 1;
@@ -67,6 +155,9 @@ TEST(Bootstrap, SameSeedSameInterval) {
   EXPECT_EQ(constant.low, 0.5);
   EXPECT_EQ(constant.high, 0.5);
   EXPECT_TRUE(std::isnan(bootstrap_mean({}, 1).value));
+  const Estimate one = bootstrap_mean(std::vector<double>{0.5}, 1);  // no spread to be seen
+  EXPECT_EQ(one.value, 0.5);
+  EXPECT_TRUE(std::isnan(one.low) && std::isnan(one.high));
   EXPECT_THROW(bootstrap_mean(values, 1, 10), ArgumentError);
   EXPECT_THROW(bootstrap_mean(std::vector<double>{NAN}, 1), ArgumentError);
 }
@@ -129,11 +220,11 @@ TEST(LandmarkTally, RatesOfHeadsAndOfTheirMean) {
   EXPECT_EQ(tally.chance(), (0.5 + 0.25) / 2);
   EXPECT_EQ(tally.head_rates(), (std::vector<double>{0.5, 1}));
   EXPECT_EQ(tally.best_head(), (std::pair<int64_t, int64_t>{0, 1}));
-  EXPECT_EQ(tally.head(0, 0, 1).value, 0.5);
-  EXPECT_EQ(tally.head(0, 1, 1).low, 1);
-  EXPECT_EQ(tally.mean_head(1).value, 0.75);
+  EXPECT_EQ(tally.head(0, 0).value, 0.5);
+  EXPECT_NEAR(tally.head(0, 1).low, wilson(2, 2).low, 1e-12);
+  EXPECT_EQ(tally.mean_head().value, 0.75);
   // Second scene: scaled to sum 1, head 1 puts 1.0 and head 0 puts 0.1 on the landmark.
-  EXPECT_EQ(tally.all_heads(1).value, 1);
+  EXPECT_EQ(tally.all_heads().value, 1);
   EXPECT_THROW(tally.add(std::vector<float>{1, 2, 3}, std::vector<uint8_t>{1, 0}, 2),
                ArgumentError);
   EXPECT_THROW(tally.add(std::vector<float>{1, 2, 3, NAN}, std::vector<uint8_t>{1, 0}, 2),
@@ -144,8 +235,8 @@ TEST(LandmarkTally, RatesOfHeadsAndOfTheirMean) {
 TEST(LandmarkTally, TheLastLayerIsReadByItself) {
   LandmarkTally tally(2, 1);
   tally.add(std::vector<float>{9, 1, /**/ 4, 6}, std::vector<uint8_t>{0, 1}, 0);
-  EXPECT_EQ(tally.all_heads(1).value, 0);
-  EXPECT_EQ(tally.last_layer(1).value, 1);
+  EXPECT_EQ(tally.all_heads().value, 0);
+  EXPECT_EQ(tally.last_layer().value, 1);
 }
 
 TEST(LandmarkTally, LookingAnywhereScoresChance) {
@@ -162,7 +253,7 @@ TEST(LandmarkTally, LookingAnywhereScoresChance) {
   for (double rate : tally.head_rates()) {
     EXPECT_NEAR(rate, tally.chance(), 5 * std::sqrt(0.19 * 0.81 / kScenes));
   }
-  const Estimate e = tally.all_heads(9);
+  const Estimate e = tally.all_heads();
   EXPECT_NEAR(e.value, tally.chance(), 5 * std::sqrt(0.19 * 0.81 / kScenes));
   EXPECT_LT(e.low, e.value);
   EXPECT_GT(e.high, e.value);

@@ -116,6 +116,21 @@ inline std::string write_jpeg(const JpegForm& form, const std::vector<uint8_t>& 
   return out;
 }
 
+// A PNG with one more chunk: before the pixels, or behind them. zlib's crc32 is passed in, so that
+// not every user of this header needs zlib.
+inline std::string with_chunk(const std::string& png, const std::string& type,
+                              const std::string& payload, bool behind,
+                              const std::function<uint32_t(const std::string&)>& crc) {
+  const auto number = [](uint32_t v) {
+    return std::string{static_cast<char>(v >> 24), static_cast<char>(v >> 16),
+                       static_cast<char>(v >> 8), static_cast<char>(v)};
+  };
+  const std::string chunk =
+      number(static_cast<uint32_t>(payload.size())) + type + payload + number(crc(type + payload));
+  std::string out = png;
+  return out.insert(behind ? out.size() - 12 : 33, chunk);
+}
+
 // An EXIF block that says nothing but the orientation.
 inline std::string exif_orientation(int orientation, bool little) {
   std::string out("Exif\0\0", 6);

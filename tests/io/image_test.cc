@@ -175,10 +175,8 @@ TEST(Jpeg, InksBecomeColours) {
   }
 }
 
-TEST(Jpeg, CamerasOrientationIsApplied) {
-  const uint32_t h = 24, w = 40;
-  const std::vector<uint8_t> samples = smooth(h, w, 3);
-  const Tensor stored = decode_image(write_jpeg({w, h}, samples), "f").pixels;
+// EXIF 2.3: where the stored row 0 and column 0 lie in the upright picture, orientations 1 to 8.
+std::vector<Tensor> orientations_of(const Tensor& stored) {
   const auto flip_rows = [](const Tensor& t) {
     const Tensor out = Tensor::empty(t.shape(), DType::u8);
     for (int64_t y = 0; y < t.dim(0); ++y)
@@ -189,15 +187,21 @@ TEST(Jpeg, CamerasOrientationIsApplied) {
     return flip_rows(t.transpose(0, 1).contiguous()).transpose(0, 1).contiguous();
   };
   const auto turn = [](const Tensor& t) { return t.transpose(0, 1).contiguous(); };
-  // EXIF 2.3: where the stored row 0 and column 0 lie in the upright picture.
-  const std::vector<Tensor> want = {stored,
-                                    flip_cols(stored),                   // top, right
-                                    flip_rows(flip_cols(stored)),        // bottom, right
-                                    flip_rows(stored),                   // bottom, left
-                                    turn(stored),                        // left, top
-                                    flip_cols(turn(stored)),             // right, top
-                                    flip_rows(flip_cols(turn(stored))),  // right, bottom
-                                    flip_rows(turn(stored))};            // left, bottom
+  return {stored,
+          flip_cols(stored),                   // top, right
+          flip_rows(flip_cols(stored)),        // bottom, right
+          flip_rows(stored),                   // bottom, left
+          turn(stored),                        // left, top
+          flip_cols(turn(stored)),             // right, top
+          flip_rows(flip_cols(turn(stored))),  // right, bottom
+          flip_rows(turn(stored))};            // left, bottom
+}
+
+TEST(Jpeg, CamerasOrientationIsApplied) {
+  const uint32_t h = 24, w = 40;
+  const std::vector<uint8_t> samples = smooth(h, w, 3);
+  const Tensor stored = decode_image(write_jpeg({w, h}, samples), "f").pixels;
+  const std::vector<Tensor> want = orientations_of(stored);
   for (int o = 1; o <= 8; ++o) {
     for (const bool little : {false, true}) {
       JpegForm form{w, h};
@@ -209,6 +213,81 @@ TEST(Jpeg, CamerasOrientationIsApplied) {
       EXPECT_EQ(head.width, want[o - 1].dim(1));
     }
   }
+}
+
+uint32_t crc_of(const std::string& bytes) {
+  return static_cast<uint32_t>(
+      ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
+}
+
+TEST(Png, CamerasOrientationIsApplied) {
+  for (const int64_t channels : {1, 3, 4}) {
+    const std::string plain = encode_png(noise({5, 7, channels}));
+    const std::vector<Tensor> want = orientations_of(decode_image(plain, "f").pixels);
+    for (int o = 1; o <= 8; ++o) {
+      for (const bool little : {false, true}) {
+        for (const size_t prefix : {size_t{6}, size_t{0}}) {  // without and with JPEG's "Exif\0\0"
+          const std::string bytes = testing::with_chunk(
+              plain, "eXIf", exif_orientation(o, little).substr(prefix), little, crc_of);
+          EXPECT_TRUE(equal(decode_image(bytes, "f").pixels, want[o - 1])) << o;
+          const ImageHead head = decode_image_head(bytes, "f");
+          EXPECT_EQ(head.height, want[o - 1].dim(0));
+          EXPECT_EQ(head.width, want[o - 1].dim(1));
+        }
+      }
+    }
+  }
+}
+
+TEST(Png, BrokenExifIsNoOrientation) {
+  const std::string plain = encode_png(noise({5, 7, 1}));
+  const std::string whole = exif_orientation(6, true).substr(6);
+  for (size_t n = 0; n < whole.size() - 6; ++n) {  // the last 4 bytes only say that nothing follows
+    const std::string bytes = testing::with_chunk(plain, "eXIf", whole.substr(0, n), false, crc_of);
+    const Image image = decode_image(bytes, "f");
+    EXPECT_EQ(image.height() * image.width(), 5 * 7);
+    EXPECT_EQ(decode_image_head(bytes, "f").height, image.height());
+  }
+  for (const int o : {0, 9, 65535}) {
+    EXPECT_EQ(decode_image(testing::with_chunk(plain, "eXIf", exif_orientation(o, false).substr(6),
+                                               false, crc_of),
+                           "f")
+                  .height(),
+              5);
+  }
+  const std::string false_sum =
+      testing::with_chunk(plain, "eXIf", whole, false, [](const std::string&) { return 7u; });
+  EXPECT_EQ(decode_image(false_sum, "f").height(), 5);
+}
+
+TEST(Images, WhatIsTransparentIsLaidOverWhite) {
+  // Black, from clear to solid.
+  const Tensor pixels = Tensor::zeros({1, 4, 4}, DType::u8);
+  const int alphas[] = {0, 51, 128, 255};
+  for (int x = 0; x < 4; ++x) pixels.at<uint8_t>(0, x, 3) = static_cast<uint8_t>(alphas[x]);
+  const Tensor got = decode_image(encode_png(pixels), "f").pixels;
+  ASSERT_EQ(got.shape(), Dims({1, 4, 3}));
+  for (int x = 0; x < 4; ++x) EXPECT_EQ(got.at<uint8_t>(0, x, 1), 255 - alphas[x]) << x;
+}
+
+TEST(Images, FilesOfOtherKindsAreNamed) {
+  using std::string_literals::operator""s;
+  const std::pair<std::string, const char*> kinds[] = {
+      {"GIF89a....", "a GIF picture"},
+      {"RIFF\1\2\3\4WEBPVP8 "s, "a WebP picture"},
+      {"II*\0...."s, "a TIFF picture"},
+      {"\0\0\0\x18"
+       "ftypheic"s,
+       "a HEIC picture"},
+      {"BM\x10\0\0\0\0\0\0\0\x36"s, "a BMP picture"},
+      {"%PDF-1.7", "a PDF document"},
+      {"PK\3\4...."s, "a zip archive"},
+      {"<!DOCTYPE HTML><html>", "an HTML page"},
+      {"version https://git-lfs.github.com/spec/v1\n", "Git LFS"},
+      {"just words\n", "text"}};
+  for (const auto& [bytes, kind] : kinds) expect_refused(bytes, kind);
+  expect_refused("", "the file is empty");
+  expect_refused("\x01\x02\x03", "neither PNG nor JPEG");
 }
 
 TEST(Jpeg, BrokenExifIsNoOrientation) {

@@ -213,6 +213,12 @@ TEST(VitConfigTest, NamesWhatIsWrong) {
   };
   expect_error<FormatError>(read("{"), {"x/config.json", "not JSON"});
   expect_error<FormatError>(read("[]"), {"object"});
+  expect_error<FormatError>(read(std::string(60'000'000, '[')), {"x/config.json", "bytes of JSON"});
+  expect_error<FormatError>(read(std::string(1'000'000, '[')), {"inside one another"});
+  expect_error<FormatError>(read(with("\"foci-vit\"", "\"foci-vit\", \"model_type\": \"x\"")),
+                            {"model_type stands twice"});
+  expect_error<FormatError>(read(with("\"hidden_size\": 12", "\"hidden_size\": [[1], {\"a\": 2}]")),
+                            {"hidden_size holds an array"});
   expect_error<FormatError>(read(with("\"patch_size\"", "\"patch\"")), {"patch_size is missing"});
   expect_error<FormatError>(read(with("\"hidden_size\": 12", "\"hidden_size\": \"12\"")),
                             {"hidden_size holds \"12\""});

@@ -46,6 +46,23 @@ TEST(Text, NumbersNamesAndCsv) {
   EXPECT_EQ(number(-0.0), "0");
   EXPECT_EQ(number(NAN), "–");
   EXPECT_EQ(percent(0.8755), "87.5 %");
+  EXPECT_EQ(percent(1), "100.0 %");
+  EXPECT_EQ(percent(0, 0), "0 %");
+  EXPECT_EQ(percent(0.9996), "99.96 %");  // not all
+  EXPECT_EQ(percent(0.998, 0), "99.8 %");
+  EXPECT_EQ(percent(0.999999, 0), "> 99.99 %");
+  EXPECT_EQ(percent(1e-9), "< 0.001 %");
+  EXPECT_EQ(percent(0.0004), "0.04 %");
+  EXPECT_EQ(duration(0.44), "0.4 s");
+  EXPECT_EQ(duration(9.97), "10 s");
+  EXPECT_EQ(duration(69), "1 min 09 s");
+  EXPECT_EQ(duration(7500), "2 h 05 min");
+  EXPECT_EQ(counted(1, "step", "steps"), "1 step");
+  EXPECT_EQ(counted(1200, "step", "steps"), "1,200 steps");
+  EXPECT_EQ(cut_middle("a/long/folder/picture_0017.png", 15), "a/long/…017.png");
+  EXPECT_EQ(cut_middle("äöüäöüäöü", 5), "äö…öü");
+  EXPECT_EQ(cut_middle("short", 5), "short");
+  EXPECT_EQ(cut_end("äöüäöü", 4), "äöü…");
   EXPECT_EQ(grouped(1234567), "1,234,567");
   EXPECT_EQ(grouped(-999), "-999");
   EXPECT_EQ(grouped(1000), "1,000");
@@ -66,6 +83,74 @@ TEST(Charts, TicksAreRoundAndCoverTheRange) {
     EXPECT_GE(t.back(), high * (1 - 1e-9));
     EXPECT_LE(t.size(), 7u);
   }
+}
+
+TEST(Charts, TicksEndWhereTheRangeDoes) {
+  EXPECT_EQ(ticks_within(0, 1204, 5), (std::vector<double>{0, 250, 500, 750, 1000, 1204}));
+  EXPECT_EQ(ticks_within(0, 1200, 5, 0.2).back(), 1200);
+  for (double high : {5.0, 9.0, 96.0, 1001.0, 123456.0}) {
+    const auto t = ticks_within(0, high, 5, 0.2);
+    EXPECT_EQ(t.back(), high);
+    EXPECT_LE(t[t.size() - 2], 0.8 * high);
+  }
+  LineChart chart{"t", "d", "step", {{"a", {0, 1204}, {1, 2}, 0, false}}};
+  EXPECT_NE(draw(chart).body.find(">1,204</text>"), std::string::npos);
+}
+
+TEST(Charts, NoBarIsLongerThanItsCell) {
+  HeadGrid grid{1, 3, {1, 2, 3}, {0.5, 4, NAN}, 2};
+  EXPECT_EQ(grid.bound(), 4);
+  grid.reference.clear();
+  EXPECT_EQ(grid.bound(), 3);
+  const auto bar = [&](int head) {  // width of a head's bar over that of its cell
+    std::string body = draw_heads(grid, "t", "d", false).body;
+    for (int h = 0; h <= head; ++h) body = body.substr(body.find("class=\"cell\"") + 1);
+    const auto width = [&](const char* what) {
+      const size_t at = body.find("width=\"", what[0] == 0 ? 0 : body.find(what)) + 7;
+      return std::stod(body.substr(at));
+    };
+    const double cell = width("");
+    return width("class=\"bar") / cell;
+  };
+  EXPECT_NEAR(bar(0), 1.0 / 3, 2e-3);
+  EXPECT_NEAR(bar(1), 2.0 / 3, 2e-3);
+  EXPECT_NEAR(bar(2), 1.0, 2e-3);
+}
+
+TEST(Charts, PicturesOfOnePatchHaveNoEntropyAndStillAPage) {
+  Report r = sample_report(1, 1, 2);
+  r.entropy = {1, 2, {0, 0}, {}, 0};
+  const std::string page = render(r);
+  EXPECT_NE(page.find("no bar, since every token had one thing alone to attend to"),
+            std::string::npos);
+  EXPECT_EQ(draw_heads(r.entropy, "t", "d", false).body.find("nan"), std::string::npos);
+  r.entropy.full = -1;
+  EXPECT_THROW(render(r), ArgumentError);
+}
+
+TEST(Charts, TheCaptionsBoundIsTheLargestThatIsDrawn) {
+  Report r = sample_report(1, 1, 2);
+  r.entropy = {1, 2, {1, 2.5}, {}, 2, 3};
+  EXPECT_NE(render(r).find("a full bar is 2.50 nats, the largest number here. Of 3 pictures."),
+            std::string::npos);
+  r.entropy.full = 3;
+  EXPECT_NE(render(r).find("a full bar is 3.00 nats, as much as attention spread evenly"),
+            std::string::npos);
+}
+
+TEST(Charts, LabelsOfHitsAreWhole) {
+  LandmarkHits hits;
+  const std::string label = "untrained, head chosen on other scenes (layer 12, head 16)";
+  hits.lines = {{label, {0.5, 0.4, 0.6, 100, 100}, false}};
+  hits.chance = 0.1;
+  std::string shown;
+  const std::string body = draw_hits(hits).body;
+  for (size_t at = body.find("class=\"label\""); at != std::string::npos;
+       at = body.find("class=\"label\"", at + 1)) {
+    const size_t begin = body.find('>', at) + 1;
+    shown += (shown.empty() ? "" : " ") + body.substr(begin, body.find('<', begin) - begin);
+  }
+  EXPECT_EQ(shown, label);
 }
 
 TEST(Charts, ThinningKeepsMeansAndExtremes) {
@@ -129,9 +214,9 @@ TEST(Page, HoldsNoScriptNoOutsideAddressAndIsClosed) {
   EXPECT_EQ(count(page, "http://"), 0u);
   EXPECT_EQ(count(page, "https://"), 0u);
   EXPECT_EQ(count(page, "<svg"), count(page, "</svg>"));
-  EXPECT_EQ(count(page, "<figure>"), count(page, "</figure>"));
-  EXPECT_EQ(count(page, "<figure>"), count(page, "href=\"data:image/svg+xml;base64,"));
-  EXPECT_EQ(count(page, "<figure>"), count(page, "href=\"data:text/csv;charset=utf-8;base64,"));
+  EXPECT_EQ(count(page, "<figure"), count(page, "</figure>"));
+  EXPECT_EQ(count(page, "<figure"), count(page, "href=\"data:image/svg+xml;base64,"));
+  EXPECT_EQ(count(page, "<figure"), count(page, "href=\"data:text/csv;charset=utf-8;base64,"));
   EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
   for (const char* words : {"Where it looks", "Does it look at the right place?", "How it learned",
                             "What it mixes up", "Its mistakes", "91.2 %", "avx2"}) {
@@ -169,7 +254,7 @@ TEST(Page, EmptyPartsAreLeftOut) {
   EXPECT_EQ(count(page, "<section"), 0u);
   EXPECT_EQ(count(page, "<figure"), 0u);
   r.unseen_count = 50;
-  EXPECT_NE(render(r).find("None among 50 unseen scenes."), std::string::npos);
+  EXPECT_NE(render(r).find("None among 50 unseen pictures."), std::string::npos);
 }
 
 TEST(Page, ManyClassesBecomeAList) {

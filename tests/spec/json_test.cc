@@ -106,6 +106,22 @@ TEST(SpecJsonRefuses, TextThatIsNoJson) {
   }
 }
 
+TEST(SpecJsonRefuses, TextsBeyondAllMeasure) {
+  for (const char* piece : {"[", "{\"a\":", "[1,", "{\"scale\":[1,"}) {
+    std::string text;
+    for (int i = 0; i < 200'000; ++i) text += piece;
+    for (size_t n : {text.size(), size_t{500'000}}) {
+      try {
+        spec_from_json_text(text.substr(0, n));
+        ADD_FAILURE() << piece << " was accepted";
+      } catch (const ArgumentError& e) {
+        EXPECT_EQ(std::string(e.what()).rfind("spec: ", 0), 0u) << e.what();
+        EXPECT_LE(std::string(e.what()).size(), 200u);
+      }
+    }
+  }
+}
+
 TEST(SpecJsonRefuses, WhatIsNoObject) {
   expect_refused("[]", "spec: an array given, an object is needed");
   expect_refused("null", "spec: null given, an object is needed");

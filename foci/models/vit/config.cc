@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "foci/core/error.h"
+#include "foci/core/json.h"
+#include "foci/io/file.h"
 #include "foci/spec/json.h"
 
 namespace foci {
@@ -30,7 +32,7 @@ class Reader {
   int64_t integer(const char* key) const {
     const json& v = at(key);
     require<FormatError>(v.is_number_integer(), "{}: {} holds {}, a whole number is needed", name_,
-                         key, v.dump());
+                         key, shown_json(v));
     return whole(v);
   }
   // One beyond 64 bits is as much too large as the largest.
@@ -41,12 +43,13 @@ class Reader {
   double number(const char* key) const {
     const json& v = at(key);
     require<FormatError>(v.is_number(), "{}: {} holds {}, a number is needed", name_, key,
-                         v.dump());
+                         shown_json(v));
     return v.get<double>();
   }
   std::string text(const char* key) const {
     const json& v = at(key);
-    require<FormatError>(v.is_string(), "{}: {} holds {}, text is needed", name_, key, v.dump());
+    require<FormatError>(v.is_string(), "{}: {} holds {}, text is needed", name_, key,
+                         shown_json(v));
     return v.get<std::string>();
   }
   // The same, from a list with one entry a channel, or one for all.
@@ -68,8 +71,8 @@ Pooling pooling_of(const std::string& text, const std::string& name) {
   for (Pooling p : {Pooling::mean, Pooling::class_token, Pooling::attention}) {
     if (text == name_of(p)) return p;
   }
-  throw FormatError(
-      fmt::format("{}: pooling holds \"{}\", mean, class_token or attention is right", name, text));
+  throw FormatError(fmt::format("{}: pooling holds {}, mean, class_token or attention is right",
+                                name, in_quotes(text)));
 }
 
 // The model has no tensors for what such a spec reads.
@@ -162,16 +165,22 @@ std::string vit_config_to_json(const VitConfig& c) {
                   {"attention", spec_to_json(c.attention)},
                   {"id2label", labels}};
   // Labels are a person's folder names: whatever is not UTF-8 in them is replaced, not thrown at.
-  return j.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  std::string text = j.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  require(text.size() <= kMaxConfigBytes,
+          "vit classes: {} of them make a config.json of {} bytes, which is more than the {} that "
+          "are read again",
+          c.classes.size(), text.size(), kMaxConfigBytes);
+  return text;
 }
 
 VitConfig vit_config_from_json(std::string_view text, const std::string& name) {
-  const json j = json::parse(text, nullptr, false);
-  require<FormatError>(!j.is_discarded(), "{}: not JSON", name);
+  // Labels are all that could make a config long.
+  const json j = parse_json(
+      text, name, {.bytes = kMaxConfigBytes, .values = static_cast<size_t>(kMaxClasses) + 10'000});
   const Reader r(j, name);
   const std::string type = r.text("model_type");
-  require<FormatError>(type == "foci-vit",
-                       "{}: model_type is \"{}\", \"foci-vit\" is what this reads", name, type);
+  require<FormatError>(type == "foci-vit", "{}: model_type is {}, \"foci-vit\" is what this reads",
+                       name, in_quotes(type));
   VitConfig c;
   c.patch = r.integer("patch_size");
   c.channels = r.integer("num_channels");
@@ -183,15 +192,16 @@ VitConfig vit_config_from_json(std::string_view text, const std::string& name) {
   c.heads = r.integer("num_attention_heads");
   c.feed_forward = r.integer("intermediate_size");
   const std::string activation = r.text("hidden_act");
-  require<FormatError>(activation == "gelu",
-                       "{}: hidden_act is \"{}\", \"gelu\" is what this reads", name, activation);
+  require<FormatError>(activation == "gelu", "{}: hidden_act is {}, \"gelu\" is what this reads",
+                       name, in_quotes(activation));
   c.dropout = r.number("hidden_dropout_prob");
   c.eps = r.number("layer_norm_eps");
   c.pooling = pooling_of(r.text("pooling"), name);
   const json& grid = r.at("position_grid");
   require<FormatError>(grid.is_array() && grid.size() == 2 && grid[0].is_number_integer() &&
                            grid[1].is_number_integer(),
-                       "{}: position_grid holds {}, [rows, columns] is right", name, grid.dump());
+                       "{}: position_grid holds {}, [rows, columns] is right", name,
+                       shown_json(grid));
   c.position_rows = Reader::whole(grid[0]);
   c.position_cols = Reader::whole(grid[1]);
   const json& labels = r.at("id2label");

@@ -48,6 +48,9 @@ struct VitConfig {
 // Throws ArgumentError naming the field that makes no sense.
 FOCI_API void validate(const VitConfig& config);
 
+// A longer config.json is not read: a million labels fit.
+inline constexpr uint64_t kMaxConfigBytes = uint64_t{32} << 20;
+
 // config.json, with the names that Hugging Face uses where it has one (hidden_size, patch_size,
 // id2label …). Reading throws FormatError with `name`, the key, what stands there and what is
 // right.

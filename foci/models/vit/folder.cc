@@ -11,8 +11,7 @@ std::unique_ptr<Vit<float>> load_vit(const std::filesystem::path& folder) {
                    folder.string());
   require<IoError>(std::filesystem::exists(config), "{}: no model folder, it has no config.json",
                    folder.string());
-  constexpr uint64_t kLimit = 64 << 20;  // labels are all that could make a config long
-  const VitConfig sizes = vit_config_from_json(read_file(config, kLimit), config.string());
+  const VitConfig sizes = vit_config_from_json(read_file(config, kMaxConfigBytes), shown(config));
   std::unique_ptr<Vit<float>> model;
   {
     // The config is untrusted: memory is taken once the weights are seen to be of its sizes.
