@@ -12,12 +12,13 @@ namespace {
 // Longer names are cut in the middle; the whole stands in the title that hovering shows.
 constexpr size_t kLongestName = 90;
 constexpr double kTallest = 1.6;  // height of a tile over the width that it is given
+constexpr double kTallestListed = 1;
 
 std::string tile(const Scene& scene, const std::string& marks, const std::string& label,
-                 const std::string& title) {
+                 const std::string& title, double tallest = kTallest) {
   const double width = static_cast<double>(scene.pixels.dim(1));
   const double height = static_cast<double>(scene.pixels.dim(0));
-  const double share = std::min(1.0, kTallest * width / height);
+  const double share = std::min(1.0, tallest * width / height);
   return fmt::format(
       "<div class=\"tile\"><svg viewBox=\"0 0 {} {}\" preserveAspectRatio=\"none\" "
       "style=\"aspect-ratio:{}/{};width:{:.1f}%\" role=\"img\" aria-label=\"{}\"><title>{}</title>"
@@ -26,8 +27,10 @@ std::string tile(const Scene& scene, const std::string& marks, const std::string
       escape(label));
 }
 
-std::string definitions(const Scene& scene, const std::string& id) {
-  return "<svg class=\"defs\" aria-hidden=\"true\">" + scene_definitions(scene, id) + "</svg>";
+// The picture itself, with what the tiles behind it refer to.
+std::string original(const Scene& scene, const std::string& id) {
+  return tile(scene, scene_definitions(scene, id) + original_marks(id), "the picture",
+              "the picture");
 }
 
 std::string verdict(const Scene& scene, const std::vector<std::string>& classes) {
@@ -62,10 +65,8 @@ std::string together(const Scene& scene, const std::string& id) {
 
 std::string scene_card(const Scene& scene, const std::vector<std::string>& classes,
                        const std::string& id) {
-  std::string out = head_of(scene, classes) + definitions(scene, id) +
-                    "<div class=\"looks\"><div class=\"whole\">" +
-                    tile(scene, original_marks(id), "the picture", "the picture") +
-                    together(scene, id) + "</div><div class=\"layers\">";
+  std::string out = head_of(scene, classes) + "<div class=\"looks\"><div class=\"whole\">" +
+                    original(scene, id) + together(scene, id) + "</div><div class=\"layers\">";
   const int64_t patches = scene.rows * scene.columns;
   for (int64_t l = 0; l < scene.layers; ++l) {
     out += fmt::format(
@@ -84,17 +85,17 @@ std::string scene_card(const Scene& scene, const std::vector<std::string>& class
 
 std::string mistake_card(const Scene& scene, const std::vector<std::string>& classes,
                          const std::string& id) {
-  return head_of(scene, classes) + definitions(scene, id) + "<div class=\"pair\">" +
-         tile(scene, original_marks(id), "the picture", "the picture") + together(scene, id) +
-         "</div>";
+  return head_of(scene, classes) + "<div class=\"pair\">" + original(scene, id) +
+         together(scene, id) + "</div>";
 }
 
 std::string index_entry(const Scene& scene, const std::vector<std::string>& classes,
                         const std::string& id) {
   constexpr size_t kShort = 24;
-  return fmt::format(
-      "<li><a href=\"#{}\" title=\"{}\">{}</a></li>", id, escape(describe(scene, classes)),
-      tile(scene, original_marks(id), cut_middle(scene.name, kShort), describe(scene, classes)));
+  return fmt::format("<li><a href=\"#{}\" title=\"{}\">{}</a></li>", id,
+                     escape(describe(scene, classes)),
+                     tile(scene, original_marks(id), cut_middle(scene.name, kShort),
+                          describe(scene, classes), kTallestListed));
 }
 
 }  // namespace foci::report

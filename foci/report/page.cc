@@ -66,7 +66,8 @@ std::string key(bool landmarks) {
         "patches: what is to be recognised lies here</li>";
   }
   return out +
-         "<li><svg width=\"18\" height=\"18\" aria-hidden=\"true\"><path class=\"ring\" "
+         "<li><svg width=\"18\" height=\"18\" aria-hidden=\"true\"><path d=\"M0 "
+         "0h18v18h-18z\"/><path class=\"ring\" "
          "d=\"M3 3h12v12h-12z\"/><path class=\"top\" d=\"M3 3h12v12h-12z\"/></svg>the "
          "most-attended patch</li></ul>\n";
 }
@@ -168,12 +169,32 @@ Section hits(const Report& r) {
   return s;
 }
 
+// The narrowest and the widest head, and what their entropies mean.
+std::string extremes(const HeadGrid& grid) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < grid.value.size(); ++i) {
+    if (std::isfinite(grid.value[i])) order.push_back(i);
+  }
+  if (order.size() < 2) return "";
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return grid.value[a] < grid.value[b]; });
+  std::string out = "<table>";
+  for (const auto& [what, i] : {std::pair{"narrowest", order.front()}, {"widest", order.back()}}) {
+    const auto at = static_cast<int64_t>(i);
+    out += fmt::format(
+        "<tr><th scope=\"row\">{}</th><td>layer {}, head {}: {:.2f} nats, as an even spread over "
+        "{:.1f} tokens has</td></tr>",
+        what, at / grid.heads + 1, at % grid.heads + 1, grid.value[i], std::exp(grid.value[i]));
+  }
+  return out + "</table>\n";
+}
+
 Section entropy(const Report& r) {
   Section s{"entropy", "How widely each head looks", ""};
   s.body = paragraph("",
                      "Entropy of the attention weights, averaged over queries and pictures, in "
                      "nats. Low: the head picks few patches. High: it spreads over many.");
-  s.body = "<div class=\"side\"><div>" + s.body + "</div>";
+  s.body = "<div class=\"side\"><div>" + s.body + extremes(r.entropy) + "</div>";
   s.body +=
       figure(draw_heads(r.entropy, "Attention entropy of each head",
                         "Mean entropy in nats for every layer and head.", false),
@@ -239,7 +260,8 @@ Section curves(const Report& r) {
   return s;
 }
 
-std::string worst_confusions(const Report& r) {
+// The pairs mixed up most often, at most so many.
+std::string worst_confusions(const Report& r, size_t most) {
   struct Pair {
     int64_t truth, predicted, count;
   };
@@ -253,8 +275,9 @@ std::string worst_confusions(const Report& r) {
   }
   std::stable_sort(pairs.begin(), pairs.end(),
                    [](const Pair& a, const Pair& b) { return a.count > b.count; });
+  if (pairs.empty()) return "";
   std::string out = "<table><tr><th>true</th><th>predicted</th><th>times</th></tr>";
-  for (size_t i = 0; i < std::min<size_t>(pairs.size(), 30); ++i) {
+  for (size_t i = 0; i < std::min(pairs.size(), most); ++i) {
     out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td></tr>",
                        escape(r.classes[static_cast<size_t>(pairs[i].truth)]),
                        escape(r.classes[static_cast<size_t>(pairs[i].predicted)]), pairs[i].count);
@@ -268,12 +291,13 @@ Section confusion(const Report& r) {
   require(r.confusion.counts.size() == n * n, "report: {} confusion counts for {} classes",
           r.confusion.counts.size(), n);
   if (static_cast<int64_t>(n) > kMaxConfusionClasses) {
-    s.body = paragraph("", "The pairs mixed up most often.") + worst_confusions(r);
+    s.body = paragraph("", "The pairs mixed up most often.") + worst_confusions(r, 30);
     return s;
   }
   s.body = paragraph("",
                      "Rows are what a picture shows, columns what the model said: right answers "
                      "lie on the diagonal.");
+  if (n > 2) s.body += worst_confusions(r, 10);
   s.body = "<div class=\"side\"><div>" + s.body + "</div>" +
            figure(draw_confusion(r.confusion, r.classes),
                   "Blue: right. Orange: wrong. A cell's shade grows with the square root of its "

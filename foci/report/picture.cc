@@ -135,7 +135,7 @@ std::string original_marks(const std::string& id) {
 std::string heat_marks(const Scene& scene, const float* heat, const std::string& id) {
   const int64_t top = top_patch(heat, scene.rows * scene.columns);
   // About the frame's own width at the sizes of the page.
-  const double off = 0.022 * static_cast<double>(std::max(scene.rows, scene.columns));
+  const double off = 0.016 * static_cast<double>(std::max(scene.rows, scene.columns));
   const double side = 1 + 2 * off;
   const std::string frame =
       fmt::format("x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\"",

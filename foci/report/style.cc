@@ -65,27 +65,24 @@ padding:12px 14px}
 .numbers dd{margin:0}.numbers .value{font-size:1.55rem;font-weight:650;line-height:1.3;
 font-variant-numeric:tabular-nums;letter-spacing:-.01em;overflow-wrap:anywhere}
 .numbers .note{font-size:.8rem;color:var(--soft);line-height:1.35}
-.cards{display:grid;gap:16px;grid-template-columns:repeat(auto-fill,minmax(min(100%,370px),1fr));
-margin:16px 0 0}
-.flow{display:grid;gap:16px;margin:16px 0 0;align-items:start;
-grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr))}
-.flow.many{grid-template-columns:repeat(auto-fill,minmax(min(100%,350px),1fr))}
-.flow.slim{grid-template-columns:repeat(auto-fill,minmax(min(100%,220px),1fr))}
-.flow.wide,.flow.one{grid-template-columns:1fr}
-.flow figure{max-width:none}
-.side{display:grid;gap:8px 16px;grid-template-columns:repeat(auto-fit,minmax(min(100%,370px),1fr));
-align-items:start}
+.cards{display:grid;gap:16px;margin:16px 0 0;
+grid-template-columns:repeat(auto-fill,minmax(min(100%,max(340px,50% - 8px)),1fr))}
+.flow{columns:480px;column-gap:16px;margin:16px 0 0}.flow.many{columns:350px}.flow.slim{columns:220px}
+.flow.wide,.flow.one{columns:auto}
+.flow figure{break-inside:avoid;margin:0 0 16px;max-width:none}
+.side{display:grid;gap:8px 16px;align-items:start;
+grid-template-columns:repeat(auto-fit,minmax(min(100%,max(340px,50% - 8px)),1fr))}
 .scene p{margin:0}.scene .name{font-size:.85rem;color:var(--soft);line-height:1.35}
 .scene .verdict{line-height:1.4;margin-bottom:8px;overflow-wrap:anywhere}.scene .verdict b{font-weight:600}
 .good{color:var(--good)}.bad{color:var(--bad)}.soft{color:var(--soft)}
-.defs{position:absolute;width:0;height:0}
 .tile{min-width:0}.tile svg{display:block;margin:0 auto;overflow:visible}
 .tile span,.layer>span{display:block;font-size:.75rem;line-height:1.5;color:var(--soft);text-align:center;
 overflow-wrap:anywhere}
 .looks{display:flex;flex-wrap:wrap;gap:14px}
 .whole,.pair{display:flex;gap:10px}.whole{flex:1 1 130px;flex-direction:column}
 .layers{flex:3.2 1 300px;min-width:0}
-.pair>*,.whole>*{flex:1 1 0}.whole>*{flex:none}
+.pair>*{flex:1 1 0}.many .whole{flex-basis:100%;flex-direction:row}.many .whole>*{flex:1 1 0}
+.many .layers{flex-basis:100%}.slim .verdict .soft{display:block}
 .layer{display:flex;gap:4px;margin:0 0 6px}.layer>span{writing-mode:vertical-rl;transform:rotate(180deg)}
 .heads{flex:1;min-width:0;display:grid;gap:6px;
 grid-template-columns:repeat(auto-fill,minmax(max(60px,calc((100% - (var(--heads) - 1)*6px)/var(--heads) - .01px)),1fr))}
@@ -104,7 +101,7 @@ overflow-wrap:anywhere}
 .key{display:flex;flex-wrap:wrap;gap:6px 22px;padding:0;margin:10px 0 0;list-style:none;
 font-size:.9rem;color:var(--soft)}
 .key li{display:flex;align-items:center;gap:8px}
-.key svg{flex:none}
+.key svg{flex:none}.key svg path:not([class]){fill:#555}
 .ramp{width:64px;height:14px;border-radius:3px;
 background:linear-gradient(90deg,#2a2a2a,#ffbe0b 30%,#fb5607 60%,#d0003c)}
 table{border-collapse:collapse;font-size:.9rem;margin:12px 0 0}
@@ -118,8 +115,8 @@ footer{margin-top:44px;padding-bottom:56px}
 body{font-size:11pt}section{break-inside:auto;margin-top:18pt}nav,.get{display:none}
 figure,.numbers div{break-inside:avoid;background:none}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.cards,.flow{grid-template-columns:repeat(2,1fr)}.flow.slim{grid-template-columns:repeat(3,1fr)}
-.flow.one,.flow.wide{grid-template-columns:1fr}.flow figure{break-inside:avoid}.index{display:none}
+.cards{grid-template-columns:repeat(2,1fr)}.flow{columns:2}.flow.slim{columns:3}
+.flow.one,.flow.wide{columns:auto}.index{display:none}
 }
 )";
 

@@ -41,7 +41,61 @@ BOXES = """
 const box = e => { const r = e.getBoundingClientRect();
   return [r.x + scrollX, r.y + scrollY, r.width, r.height]; };
 return {charts: [...document.querySelectorAll('figure > svg')].map(box),
-        tiles: [...document.querySelectorAll('figure > svg > svg')].map(box)};
+        tiles: [...document.querySelectorAll('.tile svg')].map(box)};
+"""
+
+# What is cut off: a text that its own box, or one around it, does not show whole.
+CLIPPED = """
+const out = [];
+for (const e of document.querySelectorAll('body *')) {
+  if (e.closest('svg') || e.children.length || !e.textContent.trim()) continue;
+  const s = getComputedStyle(e);
+  if (s.textOverflow == 'ellipsis' || (s.overflow != 'visible' && s.display != 'inline' &&
+      (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)))
+    out.push(e.textContent.slice(0, 60));
+}
+for (const t of document.querySelectorAll('figure > svg .label'))
+  if (t.textContent.includes('…')) out.push(t.textContent);
+return out;
+"""
+
+# Sides in pixels of the heads' pictures (the longer one), of the text of charts, and of the frames
+# around most-attended patches over those of the patches.
+SIZES = """
+const tiles = [...document.querySelectorAll('.heads .tile svg, .pair .tile svg')].map(t => {
+  const r = t.getBoundingClientRect(), v = t.viewBox.baseVal, f = t.querySelector('rect.top');
+  const patch = r.width / v.width;
+  return {side: Math.max(r.width, r.height), square: patch / (r.height / v.height),
+          inside: f ? f.width.baseVal.value * patch - parseFloat(getComputedStyle(f).strokeWidth) -
+                      patch : 0};
+});
+const texts = [...document.querySelectorAll('figure > svg')].map(s =>
+  12 * s.getBoundingClientRect().width / s.viewBox.baseVal.width);
+return {tiles: tiles, texts: texts};
+"""
+
+# Where the axis of each line chart and its last number end, and where its curves do.
+AXES = """
+return [...document.querySelectorAll('figure > svg')].map(s => {
+  const axis = s.querySelector(':scope > path.axis'), lines = s.querySelectorAll('.line[d*=L], .dot');
+  if (!axis || !s.querySelector(':scope > path.grid')) return null;
+  const right = e => e.getBBox().x + e.getBBox().width;
+  const numbers = [...s.querySelectorAll('text.tick')].filter(
+      t => /^[0-9.,]+$/.test(t.textContent) && !t.classList.contains('end') ||
+           t.classList.contains('end') && Math.abs(right(t) - right(axis)) < 2);
+  const curves = [...lines].map(l => l.matches('circle') ? l.cx.baseVal.value : right(l));
+  return {axis: right(axis), number: Math.max(...numbers.map(right)), curve: Math.max(...curves)};
+}).filter(a => a);
+"""
+
+# How far right the cards of each section reach, and where they could.
+FILLED = """
+return [...document.querySelectorAll('.cards, .side, .flow')].map(c => {
+  const right = Math.max(...[...c.querySelectorAll('figure')].map(
+      f => f.getBoundingClientRect().right));
+  return [c.getBoundingClientRect().right, right, c.querySelectorAll('figure').length,
+          c.className];
+});
 """
 
 OVERFLOW = """
@@ -103,8 +157,25 @@ def check_layout(b, name, path, width, shots):
           f"{name} at {width} px: {scroll} px wide in {inner}, sticking out: {wide}")
     cramped = b.run(CRAMPED)
     check(not cramped, f"{name} at {width} px: texts {cramped[:4]}")
+    clipped = b.run(CLIPPED)
+    check(name == "hostile" or not clipped, f"{name} at {width} px: cut off {clipped[:4]}")
+    sizes = b.run(SIZES)
+    for i, tile in enumerate(sizes["tiles"]):
+        check(tile["side"] >= 60, f"{name} at {width} px: tile {i} is {tile['side']:.0f} px")
+        check(abs(tile["square"] - 1) < 0.05, f"{name} at {width} px: tile {i} is stretched")
+        check(tile["inside"] >= -1, f"{name} at {width} px: frame {i} covers its patch")
+    check(all(t >= 9.5 for t in sizes["texts"]),
+          f"{name} at {width} px: text of charts of {min(sizes['texts'], default=0):.1f} px")
+    for axis in b.run(AXES):
+        check(axis["axis"] >= axis["curve"] - 1 and axis["number"] >= axis["curve"] - 4,
+              f"{name} at {width} px: an axis ends before its curve: {axis}")
+    for limit, right, figures, kind in b.run(FILLED):
+        check(right <= limit + 1, f"{name} at {width} px: {kind} sticks out")
+        if figures > (5 if "slim" in kind else 1) or width < 500:
+            check(right >= limit - 0.05 * width,
+                  f"{name} at {width} px: {kind} ends at {right:.0f} of {limit:.0f}")
     boxes = b.run(BOXES)
-    check(boxes["charts"] and boxes["tiles"], f"{name}: no charts or tiles")
+    check(boxes["charts"] or boxes["tiles"], f"{name}: no charts, no tiles")
     if shots:
         save(shots, f"{name}-{width}", b.screenshot())
     picture = browser.Pixels(b.screenshot(SCALE))
@@ -152,7 +223,7 @@ def look_at(b, path, shots):
     requests_of(b)
     b.log("browser")
     b.dark(False)
-    for width in (400, 1400):
+    for width in (400, 800, 1280):
         check_layout(b, name, path, width, shots)
     check_content(b, name)
 

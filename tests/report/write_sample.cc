@@ -31,6 +31,21 @@ int main(int argc, char** argv) {
       scene.landmark.clear();
     }
     foci::report::write_report(folder / "inspect.html", inspect);
+    // One picture, six and forty, with the names that cameras give.
+    for (const int64_t n : {1, 6, 40}) {
+      foci::report::Report pictures = inspect;
+      pictures.title = "Where the model looks";
+      pictures.gallery = foci::report::sample_report(n, 2, 4).gallery;
+      for (size_t i = 0; i < pictures.gallery.size(); ++i) {
+        auto& scene = pictures.gallery[i];
+        scene.truth.reset();
+        scene.landmark.clear();
+        scene.name = "/home/somebody/pictures/holiday in the mountains, summer of 2024/IMG_2024_" +
+                     std::to_string(1000 + i) + ".jpeg";
+      }
+      pictures.entropy = {2, 4, std::vector<double>(8, 2.5), {}, 3.2, n};
+      foci::report::write_report(folder / ("pictures" + std::to_string(n) + ".html"), pictures);
+    }
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

@@ -189,7 +189,8 @@ TEST_F(Onnx, RefusesWhatDoesNotFit) {
   EXPECT_EQ(run(R"({"causal":1})", {{"in.q", x}}), "unreadable: attribute causal: unknown");
   EXPECT_EQ(run(R"({"is_causal":"1"})", {{"in.q", x}, {"in.k", x}, {"in.v", x}}),
             "unreadable: attribute is_causal: an integer is needed");
-  EXPECT_EQ(run("[", {{"in.q", x}}), "unreadable: metadata attributes: no JSON object");
+  EXPECT_EQ(run("[", {{"in.q", x}}),
+            "unreadable: metadata attributes: the text is not JSON: wrong at line 1, column 2");
 }
 
 TEST_F(Onnx, RotaryEmbedding) {
