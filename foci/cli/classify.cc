@@ -16,7 +16,10 @@ class Classify : public Verb {
  public:
   void declare(CLI::App& app) override {
     app.add_option("MODEL", model_, "Folder of a trained model")->required()->type_name("FOLDER");
-    app.add_option("IMAGE", images_, "PNG or JPEG files")->required()->type_name("FILE");
+    app.add_option("IMAGE", images_,
+                   "PNG or JPEG files: upright as EXIF says, clear parts over white")
+        ->required()
+        ->type_name("FILE");
     app.add_option("--top", top_, "How many classes to name for each picture")
         ->check(check_whole)
         ->check(CLI::Range(1, 1000000).description(""))

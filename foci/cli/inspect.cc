@@ -12,7 +12,10 @@ class Inspect : public Verb {
  public:
   void declare(CLI::App& app) override {
     app.add_option("MODEL", model_, "Folder of a trained model")->required()->type_name("FOLDER");
-    app.add_option("IMAGE", images_, "PNG or JPEG files")->required()->type_name("FILE");
+    app.add_option("IMAGE", images_,
+                   "PNG or JPEG files: upright as EXIF says, clear parts over white")
+        ->required()
+        ->type_name("FILE");
     app.add_option("--report", report_, "The page to write")->required()->type_name("FILE");
     declare_threads(app, common_);
     declare_json(app, common_);

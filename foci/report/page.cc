@@ -178,7 +178,7 @@ std::string extremes(const HeadGrid& grid) {
   if (order.size() < 2) return "";
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return grid.value[a] < grid.value[b]; });
-  std::string out = "<table>";
+  std::string out = "<table class=\"short\">";
   for (const auto& [what, i] : {std::pair{"narrowest", order.front()}, {"widest", order.back()}}) {
     const auto at = static_cast<int64_t>(i);
     out += fmt::format(

@@ -108,7 +108,7 @@ table{border-collapse:collapse;font-size:.9rem;margin:12px 0 0}
 th,td{text-align:left;padding:4px 14px 4px 0;vertical-align:top;border-bottom:1px solid
 var(--edge);overflow-wrap:anywhere}
 th{font-weight:500;color:var(--soft)}td{font-variant-numeric:tabular-nums}
-.prov th{min-width:7em;max-width:12em}
+.short th{white-space:nowrap}.prov th{min-width:7em;max-width:12em}
 .prov td{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.84rem}
 footer{margin-top:44px;padding-bottom:56px}
 @media print{

@@ -43,6 +43,27 @@ class Pictures(program.ProgramTest):
         self.both_refuse("text.png")
         self.both_refuse("model")
 
+    def test_other_kinds_are_named(self):
+        write(self.path("x.webp"), b"RIFF\x24\0\0\0WEBPVP8 " + bytes(20))
+        self.both_refuse("x.webp", "it looks like a WebP picture")
+        write(self.path("x.pt"), b"PK\3\4" + bytes(26) + b"archive/data.pkl" + bytes(40))
+        self.both_refuse("x.pt", "it looks like a checkpoint of PyTorch")
+        write(self.path("model", "model.safetensors"), png(8, 8, lambda x, y: 0))
+        self.refused("classify", "model", "good.png", code=2,
+                     says="model/model.safetensors: looks like a PNG picture")
+        write(self.path("model", "model.safetensors"), b"")
+        self.refused("classify", "model", "good.png", code=2, says="the file is empty")
+
+    def test_orientation_of_a_png_is_applied(self):
+        exif = b"MM\0*\0\0\0\x08\0\1\x01\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"  # a quarter turn
+        plain = png(24, 8, lambda x, y: 10 * x)
+        write(self.path("turned.png"), plain[:33] + program.chunk(b"eXIf", exif) + plain[33:])
+        write(self.path("plain.png"), plain)
+        out = json.loads(self.ok("inspect", self.model, "plain.png", "turned.png", "--report",
+                                 "page.html", "--json"))
+        grids = [p["grid"] for p in out["pictures"]]
+        self.assertEqual(grids, [[2, 6], [6, 2]])
+
     def test_truncated(self):
         for name in ("good.png", "good.jpg"):
             data = program.read(self.path(name))
@@ -134,6 +155,19 @@ class Models(program.ProgramTest):
         for text in (b"", b"{", b"[]", b"\xff\xfe"):
             write(path, text)
             self.refuse("config.json")
+
+    def test_json_without_end_costs_nothing(self):
+        path = self.path("model", "config.json")
+        for piece in (b"[", b'{"a":', b"[1,", b'{"a":[],', b'"'):
+            for size in (1 << 20, 60 << 20):
+                write(path, piece * (size // len(piece)))
+                self.refused("classify", "model", "a.png", code=2, says="config.json",
+                             limit_memory=700 << 20)
+        write(self.path("settings.json"), b"[" * (1 << 20))
+        self.refused("demo", "--config", "settings.json", code=2, says="settings.json",
+                     limit_memory=700 << 20)
+        self.refused("bench", "attention", "--spec", "[" * 100_000, code=2, says="spec",
+                     limit_memory=700 << 20)
 
     def test_weights_that_are_no_numbers(self):
         path = self.path("model", "model.safetensors")

@@ -1,6 +1,8 @@
 """Training as a person lives it: demo, resume, kill, Ctrl-C, a full disk, a loss that explodes."""
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +35,23 @@ class Demo(program.ProgramTest):
                       "What it mixes up", "Its mistakes", "SHA-256", "CC BY 4.0"):
             self.assertIn(words, page)
 
+    def test_one_scene_is_said_to_be_one(self):
+        out = json.loads(self.ok("demo", *TINY, "--steps", 1, "--scenes", 1, "--json", "-q"))
+        for estimate in (out["accuracy"], *list(out["landmark_hit_rate"].values())[1:]):
+            self.assertEqual((estimate["count"], estimate["independent"]), (1, 1))
+            self.assertGreater(estimate["high"] - estimate["low"], 0.7)  # Wilson's, of 0 or 1 in 1
+        self.assertIn("only 1 scene: 95 % interval",
+                      self.ok("demo", *TINY, "--steps", 1, "--scenes", 1, "-q"))
+        page = program.read(self.path("foci-demo/report.html")).decode()
+        self.assertIn("only 1 scene: 95 % interval", page)
+        self.assertNotIn("0.0 – 0.0 %", page)
+        self.assertNotIn("100.0 – 100.0 %", page)
+
+    def test_scenes_of_one_digit_count_once(self):
+        out = json.loads(self.ok("demo", *TINY, "--steps", 1, "--scenes", 900, "--json", "-q"))
+        self.assertEqual(out["accuracy"]["count"], 900)
+        self.assertLess(out["accuracy"]["independent"], 450)
+
     def test_again_elsewhere_and_on_the_clock(self):
         for extra in (["--anywhere"], ["--report", "page.html"]):
             out = json.loads(self.ok("demo", *TINY, "--minutes", "0.005", "--scenes", 10, "--json",
@@ -48,6 +67,43 @@ class Demo(program.ProgramTest):
         quiet = self.foci("demo", *TINY, "--steps", 4, "--scenes", 5, "--quiet")
         self.assertEqual(quiet.stderr, "")
         self.assertIn("right on unseen digits", quiet.stdout)
+
+
+class Pages(program.ProgramTest):
+    def test_pictures_of_one_patch_get_a_page(self):
+        for kind in "ab":
+            for i in range(4):
+                program.write(self.path("d", kind, f"{i}.png"),
+                              program.png(32, 32, lambda x, y: 40 * i + (x if kind == "a" else y)))
+        # log 2: the patch and the class token. Without that token there is nothing to choose.
+        for pooling, words in (("class_token", "a full bar is 0.69 nats"), ("mean", "no bar, since"),
+                               ("attention", "no bar, since")):
+            out = self.ok("train", "vit", *TINY, "--data", "d", "--patch", 32, "--steps", 2, "-q",
+                          "--out", pooling, "--report", "page.html", "--pooling", pooling)
+            self.assertIn("only 2 pictures", out)
+            page = program.read(self.path("page.html")).decode()
+            self.assertIn("Attention entropy", page)
+            self.assertIn(words, page)
+            self.ok("inspect", pooling, "d/a/0.png", "--report", "page.html")
+            self.assertIn(words, program.read(self.path("page.html")).decode())
+
+    def test_a_full_bar_of_entropy_holds_every_number(self):
+        self.ok("demo", *TINY, "--steps", 1, "--scenes", 1, "--out", "m", "-q")
+        large = program.write(self.path("large.png"), program.png(64, 64, lambda x, y: x))
+        small = program.write(self.path("small.png"), program.png(4, 4, lambda x, y: 90))
+        out = json.loads(self.ok("inspect", "m", large, small, small, small, "--report", "page.html",
+                                 "--json"))
+        page = program.read(self.path("page.html")).decode()
+        full = float(re.search(r"a full bar is ([0-9.]+) nats", page).group(1))
+        tokens = [p["grid"][0] * p["grid"][1] + 1 for p in out["pictures"]]
+        self.assertAlmostEqual(full, sum(math.log(n) for n in tokens) / 4, places=2)
+        heads = len(out["pictures"][0]["heads"])
+        for h in range(heads):
+            mean = sum(p["heads"][h]["entropy"] for p in out["pictures"]) / 4
+            self.assertLessEqual(mean, full + 5e-3)
+        for picture, n in zip(out["pictures"], tokens):
+            for head in picture["heads"]:
+                self.assertLessEqual(head["entropy"], math.log(n) + 1e-5)
 
 
 class Bits(program.ProgramTest):
