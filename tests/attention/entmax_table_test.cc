@@ -25,6 +25,9 @@ struct Way {
 };
 std::vector<Way> ways() {
   std::vector<Way> all;
+  for (const SimdTarget target : supported_targets()) {
+    all.push_back({Implementation::fused, target, "fused_" + std::string(name_of(target))});
+  }
   all.push_back({Implementation::plain, supported_targets().back(), "plain"});
   return all;
 }

@@ -38,8 +38,8 @@ inline void take_upstream(const TileGradients& g, int64_t first, int lanes, Spar
   }
 }
 
-// A map's f in ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf): 1 on sparsemax's support, p^(2−α) under entmax. For
-// top-k it is p itself. Broken lanes have no weights here, and need none.
+// A map's f in ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf): 1 on sparsemax's support, p^(2−α) under entmax with
+// α < 2. For top-k it is p itself. Broken lanes have no weights here, and need none.
 inline HWY_NOINLINE void sparse_factors(const RowMap& map, int64_t count, const float* weights,
                                         float* f) {
   const DF d;
@@ -55,17 +55,117 @@ inline HWY_NOINLINE void sparse_factors(const RowMap& map, int64_t count, const 
   }
 }
 
+// g: dP and what the statistics ask for, of row u of the strip, whose weights are w. Masked: 0.
+struct WeightGradient {
+  const SparseStrip& p;
+  const float* dcoverage;
+  VF dentropy, dmax;
+  VI max_key;
+  bool entropy;
+
+  WeightGradient(const SparseStrip& strip, const SparseUpstream& up, const float* coverage, int v)
+      : p(strip), dcoverage(coverage) {
+    const int64_t L = lanes();
+    dentropy = hn::Load(DF(), up.dentropy + v * L);
+    dmax = hn::Load(DF(), up.dmax_weight + v * L);
+    max_key = hn::Load(DI(), up.max_key + v * L);
+    entropy = !hn::AllTrue(DF(), hn::Eq(dentropy, hn::Zero(DF())));
+  }
+  HWY_INLINE VF operator()(int64_t u, VF w, VF x) const {
+    const DF d;
+    if (dcoverage) x = hn::Add(x, hn::Set(d, dcoverage[p.index[u]]));
+    const VI key = hn::Set(DI(), p.index[u]);
+    x = hn::Add(x, hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(key, max_key)), dmax));
+    if (entropy) {
+      // ∂(−p ln p)/∂p = −ln p − 1, and the 1 cancels in the mean.
+      const VF y = hn::Mul(dentropy, log_positive(d, w));
+      x = hn::Sub(x, hn::IfThenElseZero(hn::Gt(w, hn::Zero(d)), y));
+    }
+    return hn::IfThenZeroElse(is_masked(w), x);
+  }
+};
+
+// e^x·y, also where e^x alone has no room in a float.
+HWY_INLINE VF scaled_exp(VF x, VF y) {
+  const DF d;
+  const VF half = hn::Mul(x, hn::Set(d, 0.5f)), most = hn::Set(d, 87.0f);
+  VF e = exp_nonpositive(d, hn::Min(half, most));
+  e = hn::IfThenElse(hn::Gt(half, most), hn::Set(d, kInf), e);
+  const VF z = hn::Mul(hn::Mul(y, e), e);
+  return hn::IfThenElse(hn::Eq(y, hn::Zero(d)), y, z);
+}
+
+// As sparse_score_gradients, of entmax with α > 2. log_f = ln f, f = p^(2−α), of which that of a
+// small weight outgrows the others', and every number: so sums count f in units of the largest, and
+// g is taken against that of the largest f, whose own gradient is what the others leave.
+inline HWY_NOINLINE void steep_score_gradients(double alpha, const SparseStrip& p,
+                                               const float* log_f, const SparseUpstream& up,
+                                               const float* dcoverage, float* ds) {
+  const DF d;
+  const int64_t L = lanes();
+  const int64_t W = strip_width();
+  const VF zero = hn::Zero(d), lowest = hn::Set(d, -kInf);
+  for (int v = 0; v < kVectors; ++v) {
+    const float* weights = p.weights + v * L;
+    const float* logs = log_f + v * L;
+    float* g = ds + v * L;
+    const WeightGradient gradient(p, up, dcoverage, v);
+    VF largest = lowest, origin = zero;
+    for (int64_t u = 0; u < p.count; ++u) {
+      const VF w = hn::Load(d, weights + u * W), log = hn::Load(d, logs + u * W);
+      const VF x = gradient(u, w, hn::Load(d, g + u * W));
+      hn::Store(x, d, g + u * W);
+      const hn::Mask<DF> more = hn::And(hn::Gt(w, zero), hn::Gt(log, largest));
+      largest = hn::IfThenElse(more, log, largest);
+      origin = hn::IfThenElse(more, x, origin);
+    }
+    const VF unknown = hn::Sub(origin, origin);  // 0, or NaN where it is not finite
+    origin = hn::IfThenElse(hn::Eq(unknown, zero), origin, zero);
+    VF most = lowest;  // of log_f where g is not the origin
+    VF sums[1] = {zero};
+    sum_rows(p.count, p.index, sums, [&](int64_t u, VF* part) HWY_ATTR {
+      const VF w = hn::Load(d, weights + u * W), log = hn::Load(d, logs + u * W);
+      const hn::Mask<DF> in = hn::Gt(w, zero);
+      const VF x = hn::IfThenElseZero(in, hn::Sub(hn::Load(d, g + u * W), origin));
+      hn::Store(x, d, g + u * W);
+      const VF f = hn::IfThenElseZero(in, exp_nonpositive(d, hn::Sub(log, largest)));
+      part[0] = hn::Add(part[0], f);
+      most = hn::Max(most, hn::IfThenElse(hn::Eq(x, zero), lowest, log));
+    });
+    VF means[1] = {zero};
+    sum_rows(p.count, p.index, means, [&](int64_t u, VF* part) HWY_ATTR {
+      const VF x = hn::Load(d, g + u * W), log = hn::Load(d, logs + u * W);
+      const VF f = exp_nonpositive(d, hn::Min(hn::Sub(log, most), zero));
+      part[0] = hn::Add(part[0], hn::IfThenElse(hn::Eq(x, zero), zero, hn::Mul(f, x)));
+    });
+    const VF mean = hn::Div(means[0], sums[0]);
+    const hn::Mask<DF> flat = hn::Eq(means[0], zero);
+    const VF shift = hn::IfThenZeroElse(
+        flat, hn::Mul(mean, exp_nonpositive(d, hn::Min(hn::Sub(most, largest), zero))));
+    const VF factor = hn::Set(d, static_cast<float>(alpha - 1));
+    const VF stat = hn::Div(hn::Mul(factor, hn::Load(d, up.drow_stat + v * L)), sums[0]);
+    for (int64_t u = 0; u < p.count; ++u) {
+      const VF w = hn::Load(d, weights + u * W), log = hn::Load(d, logs + u * W);
+      const VF x = hn::Load(d, g + u * W), below = hn::Sub(log, largest);
+      const hn::Mask<DF> same = hn::Eq(x, zero);
+      const VF y = hn::IfThenElse(same, hn::IfThenZeroElse(flat, hn::Neg(mean)), hn::Sub(x, shift));
+      const VF exponent = hn::IfThenElse(same, hn::Add(below, most), log);
+      VF to = scaled_exp(exponent, y);
+      to = hn::MulAdd(exp_nonpositive(d, hn::Min(below, zero)), stat, to);
+      hn::Store(hn::IfThenElse(is_masked(w), hn::Set(d, -0.0f), to), d, g + u * W);
+    }
+  }
+}
+
 // ds holds dP = V dYᵀ and becomes dS = f·(g − (Σ f·g − c·dstat)/Σf), where g is dP plus what the
 // statistics ask for, and c is ∂stat/∂s in units of f/Σf: α − 1 for τ, 1 for the log-sum-exp.
 //
-// The mean is taken twice, the second time of what the first leaves: a key whose f outgrows the
-// others' (α > 2, a weight about to vanish) would otherwise lose its gradient in the rounding of
-// f·(g − mean).
+// The mean is taken twice, the second time of what the first leaves, so that rounding of numbers
+// far from 0 does not stay in f·(g − mean).
 inline HWY_NOINLINE void sparse_score_gradients(const RowMap& map, const SparseStrip& p,
                                                 const float* f, const SparseUpstream& up,
                                                 const float* dcoverage, float* ds) {
   const DF d;
-  const DI di;
   const int64_t L = lanes();
   const int64_t W = strip_width();
   const bool top_k = map.kind == RowNormalizer::top_k;
@@ -74,23 +174,11 @@ inline HWY_NOINLINE void sparse_score_gradients(const RowMap& map, const SparseS
     const float* weights = p.weights + v * L;
     const float* factors = f + v * L;
     float* g = ds + v * L;
-    const VF dentropy = hn::Load(d, up.dentropy + v * L);
-    const VF dmax = hn::Load(d, up.dmax_weight + v * L);
-    const VI max_key = hn::Load(di, up.max_key + v * L);
-    const bool entropy = !hn::AllTrue(d, hn::Eq(dentropy, hn::Zero(d)));
+    const WeightGradient gradient(p, up, dcoverage, v);
     VF sums[2] = {hn::Zero(d), hn::Zero(d)};
     sum_rows(p.count, p.index, sums, [&](int64_t u, VF* part) HWY_ATTR {
       const VF w = hn::Load(d, weights + u * W), factor = hn::Load(d, factors + u * W);
-      VF x = hn::Load(d, g + u * W);
-      if (dcoverage) x = hn::Add(x, hn::Set(d, dcoverage[p.index[u]]));
-      const VI key = hn::Set(di, p.index[u]);
-      x = hn::Add(x, hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(key, max_key)), dmax));
-      if (entropy) {
-        // ∂(−p ln p)/∂p = −ln p − 1, and the 1 cancels in the mean.
-        const VF y = hn::Mul(dentropy, log_positive(d, w));
-        x = hn::Sub(x, hn::IfThenElseZero(hn::Gt(w, hn::Zero(d)), y));
-      }
-      x = hn::IfThenZeroElse(is_masked(w), x);
+      const VF x = gradient(u, w, hn::Load(d, g + u * W));
       hn::Store(x, d, g + u * W);
       part[0] = hn::Add(part[0], factor);
       part[1] = hn::MulAdd(factor, x, part[1]);
@@ -224,7 +312,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   }
   std::memset(dq, 0, sizeof(float) * static_cast<size_t>(D * W));
 
-  solve_rows(map, s, span, q_panel, scratch, p, g.row_stat + first);
+  solve_rows(map, s, span, q_panel, scratch, p, g.row_stat + first, f);
   if (g.dy == nullptr) std::fill(ds, ds + p.count * W, 0.0f);
   for (int64_t u = 0; u < p.count && g.dy != nullptr; u += kKeyBlock) {
     const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
@@ -237,12 +325,16 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   }
   SparseUpstream up;
   take_upstream(g, first, s.mask.lanes, up);
-  if (map.kind == RowNormalizer::top_k) {
-    f = p.weights;
+  if (is_steep(map)) {
+    steep_score_gradients(map.alpha, p, f, up, g.dcoverage, ds);
   } else {
-    sparse_factors(map, p.count, p.weights, f);
+    if (map.kind == RowNormalizer::top_k) {
+      f = p.weights;
+    } else {
+      sparse_factors(map, p.count, p.weights, f);
+    }
+    sparse_score_gradients(map, p, f, up, g.dcoverage, ds);
   }
-  sparse_score_gradients(map, p, f, up, g.dcoverage, ds);
 
   RowSums sums;
   for (int64_t u = 0; u < p.count; u += kKeyBlock) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "foci/kernels/attention/normalizers/entmax-inl.h"
+#include "foci/kernels/attention/normalizers/entmax_steep-inl.h"
 #include "foci/kernels/attention/normalizers/sparsemax-inl.h"
 #include "foci/kernels/attention/normalizers/topk-inl.h"
 #include "foci/kernels/attention/softmax_forward-inl.h"
@@ -21,11 +22,17 @@ namespace HWY_NAMESPACE {
 // Buffers that solving a strip needs, from the front of the scratch.
 struct SolveScratch {
   uint32_t* bits;  // [keys of the span]
+  float* list;     // [keys + kMaxLanes], entmax with α > 2 alone
   // Top-k alone.
   float* block;  // [kKeyBlock][W] scores
   TopKBuffer buffer;
   TopKBlocks blocks;
 };
+
+// Entmax whose weights leave 0 with an infinite slope.
+inline bool is_steep(const RowMap& map) {
+  return map.kind == RowNormalizer::entmax && map.alpha > 2;
+}
 
 // Rows of the compact strip at most.
 inline int64_t most_weights(const RowMap& map, int64_t keys) {
@@ -39,6 +46,7 @@ inline void take_solve_scratch(const RowMap& map, int64_t keys, Carver& mem, Spa
   p.weights = mem.take<float>((rows + 1) * W);
   p.index = mem.take<int32_t>(rows + 1);
   scratch.bits = mem.take<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+  if (is_steep(map)) scratch.list = mem.take<float>(keys + kMaxLanes);
   if (map.kind != RowNormalizer::top_k) return;
   scratch.block = mem.take<float>(HWY_MIN(keys, kKeyBlock) * W);
   scratch.buffer.k = map.k;
@@ -56,7 +64,8 @@ inline size_t solve_scratch_bytes(const RowMap& map, int64_t keys) {
   const int64_t W = strip_width();
   const int64_t rows = most_weights(map, keys);
   const size_t bytes = Carver::bytes<float>((rows + 1) * W) + Carver::bytes<int32_t>(rows + 1) +
-                       Carver::bytes<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1);
+                       Carver::bytes<uint32_t>(HWY_MAX(keys, kKeyBlock) + 1) +
+                       (is_steep(map) ? Carver::bytes<float>(keys + kMaxLanes) : 0);
   if (map.kind != RowNormalizer::top_k) return bytes;
   return bytes + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * W) +
          2 * Carver::bytes<float>(top_k_slots(map.k, keys) * W) +
@@ -87,18 +96,22 @@ inline size_t sparse_backward_scratch(const RowMap& map, int64_t keys, int64_t D
 }
 
 // From scores to the compact strip of weights. `panel` is the packed query panel; row_stat (null:
-// not known) what forward gave the lanes, from where a solver may start.
+// not known) what forward gave the lanes, from where a solver may start, though for α > 2 it has
+// not the digits; log_factors (null: not wanted): steep maps leave ln p^(2−α) there, as the weights
+// lie.
 inline HWY_NOINLINE void solve_rows(const RowMap& map, const Strip& s, const KeySpan& span,
                                     const float* panel, SolveScratch& scratch, SparseStrip& p,
-                                    const float* row_stat = nullptr) {
+                                    const float* row_stat = nullptr, float* log_factors = nullptr) {
   switch (map.kind) {
     case RowNormalizer::sparsemax:
-      gather_candidates(s, span, panel, 1.0f, scratch.bits, p);
+      gather_candidates(s, span, panel, 1.0f, false, scratch.bits, p);
       solve_sparsemax(p);
       break;
     case RowNormalizer::entmax:
-      gather_candidates(s, span, panel, static_cast<float>(map.alpha - 1), scratch.bits, p);
-      solve_entmax(map.alpha, row_stat, s.mask.lanes, p);
+      gather_candidates(s, span, panel, static_cast<float>(map.alpha - 1), is_steep(map),
+                        scratch.bits, p);
+      is_steep(map) ? solve_entmax_steep(map.alpha, scratch.list, log_factors, p)
+                    : solve_entmax(map.alpha, row_stat, s.mask.lanes, p);
       break;
     case RowNormalizer::top_k:
       solve_top_k(s, span, panel, most_weights(map, span.end - span.begin), scratch.bits,

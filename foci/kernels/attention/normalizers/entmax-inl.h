@@ -1,5 +1,5 @@
 // α-entmax over strips (Peters, Niculae & Martins 2019): p = [(α−1)s − τ]₊^P with P = 1/(α−1) and
-// Σ p = 1, for any α > 1 but 2, which is sparsemax.
+// Σ p = 1, for 1 < α < 2; 2 is sparsemax, and what lies above is solved in entmax_steep-inl.h.
 //
 // Scores are shifted and scaled to z = (α−1)(s − max) ≤ 0, and the unknown is t = −τ in (0, 1]:
 //   Σ [z + t]₊^P = 1.
@@ -89,34 +89,6 @@ struct FractionPower {
   }
   HWY_INLINE VF half_less_one() const { return hn::Mul(less_one, hn::Set(DF(), 0.5f)); }
 };
-
-// α > 2. e = (z + t)^P, which leaves 0 with an infinite slope.
-struct SteepPower {
-  VF less_one;  // P − 1, below 0
-  HWY_INLINE VF operator()(VF z, VF t, VF, VF& slope) const {
-    const DF d;
-    const VF over = hn::Max(hn::Add(z, t), hn::Zero(d));
-    const VF x = hn::Mul(less_one, log_of_fraction<false>(over, z));
-    slope = hn::IfThenElseZero(hn::Gt(over, hn::Zero(d)), exp_in_range(x));
-    return hn::Mul(slope, over);
-  }
-};
-
-template <class Power>
-HWY_INLINE void sum_powers(const Power& power, int64_t count, const float* strip,
-                           const int32_t* index, VF t, VF inverse_t, VF& sum, VF& slope) {
-  const DF d;
-  const int64_t W = strip_width();
-  VF sums[2] = {hn::Zero(d), hn::Zero(d)};
-  sum_rows(count, index, sums, [&](int64_t u, VF* part) HWY_ATTR {
-    VF de;
-    const VF e = power(hn::Load(d, strip + u * W), t, inverse_t, de);
-    part[0] = hn::Add(part[0], e);
-    part[1] = hn::Add(part[1], de);
-  });
-  sum = sums[0];
-  slope = sums[1];
-}
 
 // ---- t for α < 2 --------------------------------------------------------------------------------
 //
@@ -294,77 +266,11 @@ HWY_NOINLINE void settle_t(const Power& power, float enough, int steps, int64_t 
   hn::Store(t, d, at);
 }
 
-// ---- t for α > 2 --------------------------------------------------------------------------------
-
-// Newton steps inside a bracket, by halves where they leave it or fail to shrink. Where a key is
-// about to leave, the weight [z + t]₊^P it still has can hang on digits of t that float32 does not
-// hold; so the lanes whose weights do not yet add to 1 move the origin of z to the lower end of
-// their bracket, from where small distances have all their digits, and go on.
-//
-// at[] holds an upper bound of t, and receives t from the new origin; z changes, `offset` is by how
-// much.
-inline HWY_NOINLINE void bracket_t(const SteepPower& power, float factor, int64_t count,
-                                   float* strip, const int32_t* index, float* offset, float* at) {
-  const DF d;
-  const int64_t W = strip_width();
-  const VF one = hn::Set(d, 1.0f), zero = hn::Zero(d);
-  VF high = hn::Load(d, at), n = zero;
-  for (int64_t u = 0; u < count; ++u) {
-    const hn::Mask<DF> in = hn::Gt(hn::Load(d, strip + u * W), hn::Neg(high));
-    n = hn::Add(n, hn::IfThenElseZero(in, one));
-  }
-  // At most n equal scores share 1: t ≥ n^(1−α).
-  VF low = hn::Max(power_positive(d, hn::Max(n, one), hn::Set(d, -factor)), hn::Set(d, 1e-37f));
-  low = hn::Mul(low, hn::Set(d, 0.999f));
-  VF t = hn::Mul(high, hn::Set(d, 0.5f)), shift = zero;
-  hn::Mask<DF> open = hn::Gt(n, zero);
-  for (int round = 0; round < 3 && !hn::AllFalse(d, open); ++round) {
-    hn::Mask<DF> active = open;
-    VF step_before = high;
-    for (int step = 0; step < 32 && !hn::AllFalse(d, active); ++step) {
-      VF sum, slope;
-      sum_powers(power, count, strip, index, t, one, sum, slope);
-      const hn::Mask<DF> done = hn::Le(hn::Abs(hn::Sub(sum, one)), hn::Set(d, 5e-7f));
-      open = hn::AndNot(hn::And(active, done), open);
-      active = hn::AndNot(done, active);
-      const hn::Mask<DF> below = hn::Lt(sum, one);
-      low = hn::IfThenElse(hn::And(active, below), t, low);
-      high = hn::IfThenElse(hn::AndNot(below, active), t, high);
-      // On N = S^(α−1), which for one key is straight: (1 − N)/N' = (S^(2−α) − S)/S'.
-      const VF bend = power_positive(d, hn::Max(sum, hn::Set(d, 1e-37f)), hn::Set(d, 1 - factor));
-      VF next = hn::Add(t, hn::Div(hn::Sub(bend, sum), slope));
-      VF half = hn::MulAdd(hn::Sub(high, low), hn::Set(d, 0.5f), low);
-      // A bracket that spans powers of two is cut by its exponents.
-      half = hn::IfThenElse(
-          hn::Gt(high, hn::Mul(low, hn::Set(d, 4.0f))),
-          hn::Sqrt(hn::Mul(high, hn::Max(low, hn::Mul(high, hn::Set(d, 0x1p-20f))))), half);
-      const hn::Mask<DF> inside = hn::And(hn::Gt(next, low), hn::Lt(next, high));
-      const hn::Mask<DF> shrinks =
-          hn::Lt(hn::Abs(hn::Sub(next, t)), hn::Mul(step_before, hn::Set(d, 0.5f)));
-      next = hn::IfThenElse(hn::And(inside, shrinks), next, half);
-      active = hn::And(active, hn::And(hn::Gt(next, low), hn::Lt(next, high)));
-      step_before = hn::Abs(hn::Sub(next, t));
-      t = hn::IfThenElse(active, next, t);
-    }
-    const VF move = hn::IfThenElseZero(open, low);
-    for (int64_t u = 0; u < count; ++u) {
-      hn::Store(hn::Add(hn::Load(d, strip + u * W), move), d, strip + u * W);
-    }
-    shift = hn::Add(shift, move);
-    high = hn::Sub(high, move);
-    low = hn::Sub(low, move);
-    t = hn::IfThenElse(open, hn::Mul(high, hn::Set(d, 0.5f)), t);
-  }
-  hn::Store(shift, d, offset);
-  hn::Store(t, d, at);
-}
-
 // ---- weights ------------------------------------------------------------------------------------
 
-// z becomes weights. `offset`: the z of the largest score.
+// z becomes weights.
 template <class Power>
-HWY_NOINLINE void weigh_powers(const Power& power, float factor, const float* offset,
-                               const float* at, SparseStrip& p) {
+HWY_NOINLINE void weigh_powers(const Power& power, double factor, const float* at, SparseStrip& p) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -385,13 +291,11 @@ HWY_NOINLINE void weigh_powers(const Power& power, float factor, const float* of
     const VF inverse = hn::Div(one, sums[0]);
     hn::Store(inverse, d, inverses + v * L);
     VF slope;
-    hn::Store(hn::Mul(power(hn::Load(d, offset + v * L), t, inverse_t, slope), inverse), d,
-              p.max_weight + v * L);
+    hn::Store(hn::Mul(power(zero, t, inverse_t, slope), inverse), d, p.max_weight + v * L);
     hn::Store(sums[1], d, p.support + v * L);
   }
   for (int64_t lane = 0; lane < W; ++lane) {
-    const double t = double{offset[lane]} + at[lane];
-    p.row_stat[lane] = static_cast<float>(double{factor} * p.max[lane] - t);
+    p.row_stat[lane] = static_cast<float>(factor * p.max[lane] - at[lane]);
   }
   const VF i0 = hn::Load(d, inverses), i1 = hn::Load(d, inverses + L);
   keep_weights(p, [&](VF e0, VF e1, VF& w0, VF& w1) HWY_ATTR {
@@ -402,8 +306,7 @@ HWY_NOINLINE void weigh_powers(const Power& power, float factor, const float* of
 
 // `enough`: what the last step of Newton may be, as a part of t.
 template <class Power>
-void settle_and_weigh(const Power& power, float enough, float factor, const float* offset, float* t,
-                      SparseStrip& p) {
+void settle_and_weigh(const Power& power, float enough, double factor, float* t, SparseStrip& p) {
   const int64_t L = lanes();
   const auto settle = [&](int steps) HWY_ATTR {
     for (int v = 0; v < kVectors; ++v) {
@@ -418,16 +321,14 @@ void settle_and_weigh(const Power& power, float enough, float factor, const floa
     keep_above(above, p);
   }
   settle(64);
-  weigh_powers(power, factor, offset, t, p);
+  weigh_powers(power, factor, t, p);
 }
 
 // Candidates, as gather_candidates leaves them, become weights. row_stat: τ of the first `used`
 // lanes to the digits of a float, or null.
 inline void solve_entmax(double alpha, const float* row_stat, int used, SparseStrip& p) {
   const DF d;
-  const int64_t L = lanes();
   HWY_ALIGN float t[kMaxLanes];
-  HWY_ALIGN float offset[kMaxLanes] = {};
   const auto factor = static_cast<float>(alpha - 1);
   const auto power = static_cast<float>(1 / (alpha - 1));
   for (int lane = 0; lane < kMaxLanes; ++lane) {
@@ -438,35 +339,21 @@ inline void solve_entmax(double alpha, const float* row_stat, int used, SparseSt
   // With P ≥ 2 slopes change smoothly, and a step of 2^-13 is followed by one of about 2^-26.
   // Below, keys that leave within a step x change the slope by x^(P−1), and what is left is x^P.
   const auto enough = static_cast<float>(std::exp2(-HWY_MAX(13.0, 22 * (alpha - 1))));
-  if (alpha == 1.5) return settle_and_weigh(SquarePower{}, enough, factor, offset, t, p);
-  if (alpha < 2) {
-    const PowerNodes nodes = power_nodes(1 / (alpha - 1));
-    if (row_stat == nullptr) {
-      nodes.counts ? approach_by_sample<true>(nodes, factor, p, t)
-                   : approach_by_sample<false>(nodes, factor, p, t);
-    }
-    const auto solve = [&](auto steady, auto curved) {
-      const VF less_one = hn::Set(d, static_cast<float>(1 / (alpha - 1) - 1));
-      const VF lowest = hn::Set(d, static_cast<float>(1 / (alpha - 1) - (curved ? 2 : 1)));
-      settle_and_weigh(FractionPower<steady, curved>{lowest, less_one, hn::Set(d, factor)}, enough,
-                       factor, offset, t, p);
-    };
-    if (alpha > 1.5) return solve(std::false_type(), std::false_type());
-    return power >= 4 ? solve(std::true_type(), std::true_type())
-                      : solve(std::false_type(), std::true_type());
+  if (alpha == 1.5) return settle_and_weigh(SquarePower{}, enough, alpha - 1, t, p);
+  const PowerNodes nodes = power_nodes(1 / (alpha - 1));
+  if (row_stat == nullptr) {
+    nodes.counts ? approach_by_sample<true>(nodes, factor, p, t)
+                 : approach_by_sample<false>(nodes, factor, p, t);
   }
-  const SteepPower steep{hn::Set(d, static_cast<float>(1 / (alpha - 1) - 1))};
-  // And where P < 1, that of sparsemax is.
-  for (int v = 0; v < kVectors; ++v) {
-    VF n;
-    const VF tau = sparsemax_threshold(p.count, p.weights + v * L, p.index, n);
-    hn::Store(hn::Mul(tau, hn::Set(d, -1.00001f)), d, t + v * L);
-  }
-  keep_above(t, p);
-  for (int v = 0; v < kVectors; ++v) {
-    bracket_t(steep, factor, p.count, p.weights + v * L, p.index, offset + v * L, t + v * L);
-  }
-  weigh_powers(steep, factor, offset, t, p);
+  const auto solve = [&](auto steady, auto curved) {
+    const VF less_one = hn::Set(d, static_cast<float>(1 / (alpha - 1) - 1));
+    const VF lowest = hn::Set(d, static_cast<float>(1 / (alpha - 1) - (curved ? 2 : 1)));
+    settle_and_weigh(FractionPower<steady, curved>{lowest, less_one, hn::Set(d, factor)}, enough,
+                     alpha - 1, t, p);
+  };
+  if (alpha > 1.5) return solve(std::false_type(), std::false_type());
+  return power >= 4 ? solve(std::true_type(), std::true_type())
+                    : solve(std::false_type(), std::true_type());
 }
 
 }  // namespace HWY_NAMESPACE

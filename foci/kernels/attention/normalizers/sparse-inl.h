@@ -92,16 +92,17 @@ HWY_NOINLINE int64_t keep_candidates(int64_t count, float factor, const SparseSt
   return kept;
 }
 
-// max_key of each lane: the first key of z = 0.
-inline HWY_NOINLINE void find_max_keys(SparseStrip& p) {
+// max_key of each lane: the first key of z = 0, or (raw) of the largest score.
+inline HWY_NOINLINE void find_max_keys(bool raw, SparseStrip& p) {
   const DF d;
   const DI di;
   const int64_t L = lanes();
   const int64_t W = strip_width();
   for (int v = 0; v < kVectors; ++v) {
     VI key = hn::Set(di, -1);
+    const VF most = raw ? hn::Load(d, p.max + v * L) : hn::Zero(d);
     for (int64_t u = p.count - 1; u >= 0; --u) {
-      const hn::Mask<DF> top = hn::Eq(hn::Load(d, p.weights + u * W + v * L), hn::Zero(d));
+      const hn::Mask<DF> top = hn::Eq(hn::Load(d, p.weights + u * W + v * L), most);
       key = hn::IfThenElse(hn::RebindMask(di, top), hn::Set(di, p.index[u]), key);
     }
     hn::Store(key, di, p.max_key + v * L);
@@ -109,9 +110,10 @@ inline HWY_NOINLINE void find_max_keys(SparseStrip& p) {
 }
 
 // The candidates of p = [factor·s − τ]₊^…: keys with z = factor·(s − max) > −1, since τ is at least
-// factor·max − 1. The strip then holds z. Lanes with a NaN score are left without candidates.
+// factor·max − 1. The strip then holds z, or (raw) the scores. Lanes with a NaN score are left
+// without candidates; of raw scores their max, +inf, tells.
 inline HWY_NOINLINE void gather_candidates(const Strip& s, const KeySpan& span, const float* panel,
-                                           float factor, uint32_t* bits, SparseStrip& p) {
+                                           float factor, bool raw, uint32_t* bits, SparseStrip& p) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -141,8 +143,9 @@ inline HWY_NOINLINE void gather_candidates(const Strip& s, const KeySpan& span, 
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
     if (nan >> lane & 1u) p.max[lane] = kInf;
   }
-  p.count = keep_candidates<true>(p.count, factor, p, p.weights, p.index);
-  if (p.wants_key) find_max_keys(p);
+  p.count = raw ? keep_candidates<false>(p.count, factor, p, p.weights, p.index)
+                : keep_candidates<true>(p.count, factor, p, p.weights, p.index);
+  if (p.wants_key) find_max_keys(raw, p);
 }
 
 // Which rows there are, once their support is known.
