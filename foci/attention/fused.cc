@@ -26,8 +26,9 @@ struct Unit {
 
 }  // namespace
 
-std::optional<std::string> fused_refuses(const AttentionSpec&, const AttentionShape&) {
-  return std::nullopt;  // everything
+std::optional<std::string> fused_refuses(const AttentionSpec&, const AttentionShape& shape) {
+  if (shape.H == 0) return "there are no heads";
+  return std::nullopt;  // everything else
 }
 
 namespace {

@@ -62,9 +62,13 @@ void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
   for (const auto& [name, n] : sizes) {
     require(n >= 0, "shape.{}: {} arrived, a size is >= 0", name, n);
   }
-  require(s.H >= 1, "shape.H: {} query heads arrived, at least 1 is needed", s.H);
-  require(s.Hk >= 1, "shape.Hk: {} key/value heads arrived, at least 1 is needed", s.Hk);
-  require(s.H % s.Hk == 0,
+  require(
+      s.H >= 1 || s.Hk == 0,
+      "shape.H: no query heads arrived for {} key/value heads; as few, or at least 1, are right",
+      s.Hk);
+  require(s.Hk >= 1 || s.H == 0,
+          "shape.Hk: no key/value heads arrived for {} query heads, at least 1 is right", s.H);
+  require(s.H == 0 || s.H % s.Hk == 0,
           "shape.Hk: {} key/value heads do not divide {} query heads; H must be a multiple of Hk",
           s.Hk, s.H);
   require(s.dtype == DType::f32 || s.dtype == DType::f16 || s.dtype == DType::bf16,

@@ -106,6 +106,49 @@ struct Described {
   std::shared_ptr<void> owner;
 };
 
+// ---- what lies behind an object's memory ------------------------------------------------------
+
+// Python's part: makes an ordinary array of an object whose memory alone does not tell its values,
+// or raises what is wrong with it.
+nb::object ordinary(const char* name, nb::handle object) {
+  return nb::module_::import_("foci._arrays").attr("ordinary")(name, object);
+}
+
+// NumPy's own arrays, whose memory and format tell all; not what is derived from them.
+bool is_plain_buffer(nb::handle object) {
+  static PyTypeObject* const ndarray = reinterpret_cast<PyTypeObject*>(
+      nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
+  const PyTypeObject* type = Py_TYPE(object.ptr());
+  return type == ndarray || type == &PyMemoryView_Type || type == &PyBytes_Type;
+}
+
+// Whether memory tells all about tensors of this type; not so of classes derived from PyTorch's.
+// Asked once a type, under the GIL. A type that is remembered is kept, lest another take its
+// address.
+bool is_plain_type(PyTypeObject* type) {
+  static std::array<PyTypeObject*, 8> known{};
+  static size_t count = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (known[i] == type) return true;
+  }
+  const nb::handle object(reinterpret_cast<PyObject*>(type));
+  if (!nb::cast<bool>(nb::module_::import_("foci._arrays").attr("is_plain")(object))) return false;
+  if (count < known.size()) {
+    Py_INCREF(object.ptr());
+    known[count++] = type;
+  }
+  return true;
+}
+
+// Whether PyTorch has put off a change of sign, which the memory does not show.
+bool is_negated(nb::handle tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("is_neg");
+  const nb::object negated = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), name));
+  if (negated.is_valid()) return negated.ptr() == Py_True;
+  PyErr_Clear();  // no tensor of PyTorch's
+  return false;
+}
+
 [[noreturn]] void refuse_object(const char* name, nb::handle object, bool writable) {
   throw nb::type_error(
       fmt::format("{}: {} arrived, {}array in this computer's memory is right (NumPy, or what "
@@ -231,18 +274,40 @@ bool describe_dlpack(const char* name, nb::handle object, Described& to) {
     to.shape.push_back(static_cast<int64_t>(array->shape(d)));
     to.strides[d] = array->stride(d);
   }
+  if (array->data_handle() == nullptr && to.shape.product() > 0) return false;
   to.owner = array;
   return true;
 }
 
-Tensor tensor_from(const char* name, nb::handle object, bool writable) {
+// Whichever way an object describes its memory.
+bool describe(const char* name, nb::handle object, bool writable, Described& to) {
+  return describe_buffer(name, object, writable, to) ||
+         describe_exchanged(name, object, writable, to) ||
+         (writable ? describe_dlpack<nb::ndarray<nb::device::cpu>>(name, object, to)
+                   : describe_dlpack<nb::ndarray<nb::ro, nb::device::cpu>>(name, object, to));
+}
+
+Described described(const char* name, nb::handle object, bool writable) {
   Described x;
-  if (!describe_buffer(name, object, writable, x) &&
-      !describe_exchanged(name, object, writable, x) &&
-      !(writable ? describe_dlpack<nb::ndarray<nb::device::cpu>>(name, object, x)
-                 : describe_dlpack<nb::ndarray<nb::ro, nb::device::cpu>>(name, object, x))) {
-    refuse_object(name, object, writable);
+  const bool found = describe(name, object, writable, x);
+  if (writable) {
+    if (!found) refuse_object(name, object, writable);
+    return x;
   }
+  const bool buffer = PyObject_CheckBuffer(object.ptr()) != 0;
+  const bool plain = buffer ? is_plain_buffer(object)
+                            : is_plain_type(Py_TYPE(object.ptr())) && !is_negated(object);
+  if (found && x.dtype && plain) return x;
+  const nb::object made = ordinary(name, object);
+  if (made.ptr() != object.ptr() || !found) {
+    x = {};
+    if (!describe(name, made, false, x)) refuse_object(name, object, writable);
+  }
+  return x;
+}
+
+Tensor tensor_from(const char* name, nb::handle object, bool writable) {
+  Described x = described(name, object, writable);
   if (!x.dtype) {
     throw nb::type_error(fmt::format("{}: elements of {} bits of a type that foci does not know "
                                      "arrived; float32 is right where numbers are meant",
@@ -277,6 +342,16 @@ std::string kind_of(nb::handle object) {
 Tensor tensor_of(const char* name, nb::handle array) {
   if (array.is_none()) return {};
   return tensor_from(name, array, false);
+}
+
+Tensor dense_tensor_of(const char* name, nb::handle array) {
+  Tensor t = tensor_of(name, array);
+  return t.defined() && t.rank() > 0 && t.dim(-1) > 1 && t.stride(-1) > 1 ? t.contiguous() : t;
+}
+
+void refuse_gradient(const char* name, nb::handle array) {
+  if (array.is_none() || PyObject_CheckBuffer(array.ptr()) != 0) return;
+  nb::module_::import_("foci._arrays").attr("refuse_gradient")(name, array);
 }
 
 Tensor writable_tensor_of(const char* name, nb::handle array) {

@@ -11,14 +11,22 @@ namespace foci::python {
 namespace nb = nanobind;
 
 // The array's memory as a Tensor, without a copy; undefined for None. Only what a Tensor cannot say
-// (negative strides, an address that is no multiple of the element's size) is copied. `name` is the
-// argument in messages. Throws nb::type_error for what is no array on the CPU or holds no number
-// that foci knows, nb::value_error for more than 8 dimensions.
+// (negative strides, an address that is no multiple of the element's size, bytes in another order,
+// a sign that PyTorch has put off) is copied. `name` is the argument in messages. Throws
+// nb::type_error for what is no array on the CPU or holds no number that foci knows,
+// nb::value_error for more than 8 dimensions, and what foci._arrays raises.
 //
 // The Tensor keeps the array alive; the last handle must go while the GIL is held.
 Tensor tensor_of(const char* name, nb::handle array);
 
-// Likewise for memory that is written: nothing is copied, what cannot be written is refused.
+// Likewise, with rows copied where their numbers do not lie side by side; a stride of 0, which a
+// broadcast makes, stays.
+Tensor dense_tensor_of(const char* name, nb::handle array);
+
+// Raises where a tensor wants a gradient that results on NumPy's side would lose.
+void refuse_gradient(const char* name, nb::handle array);
+
+// As tensor_of for memory that is written: nothing is copied, what cannot be written is refused.
 Tensor writable_tensor_of(const char* name, nb::handle array);
 
 // A NumPy array of the Tensor's memory, which it keeps alive. None for an undefined Tensor.

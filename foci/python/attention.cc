@@ -76,19 +76,34 @@ void for_items(const char* what, nb::handle given, const F& f) {
   }
 }
 
+// q, k or v. A row that a broadcast repeats over its last dimension is copied too.
+Tensor operand(const char* name, nb::handle array) {
+  const Tensor t = dense_tensor_of(name, array);
+  return t.defined() && t.rank() > 0 && t.dim(-1) > 1 && t.stride(-1) != 1 ? t.contiguous() : t;
+}
+
 AttentionInputs inputs_of(nb::handle q, nb::handle k, nb::handle v, nb::handle tensors) {
   AttentionInputs in;
-  in.q = tensor_of("q", q);
-  in.k = tensor_of("k", k);
-  in.v = tensor_of("v", v);
+  in.q = operand("q", q);
+  in.k = operand("k", k);
+  in.v = operand("v", v);
   for_items("tensors", tensors, [&](const std::string& name, nb::handle value) {
     const Input& input = field_named(input_names(), name, "tensors", "tensor of a spec");
-    Tensor t = tensor_of(input.name, value);
+    Tensor t = dense_tensor_of(input.name, value);
     // A copy: backward relies on what forward saw, whatever the caller's array holds by then.
     if (input.integer) t = integers(input.name, t, *input.integer).clone();
     in.*input.member = t;
   });
   return in;
+}
+
+void refuse_gradients(nb::handle q, nb::handle k, nb::handle v, nb::handle tensors) {
+  refuse_gradient("q", q);
+  refuse_gradient("k", k);
+  refuse_gradient("v", v);
+  for_items("tensors", tensors, [](const std::string& name, nb::handle value) {
+    refuse_gradient(name.c_str(), value);
+  });
 }
 
 AttentionShape checked_shape(const AttentionInputs& in) {
@@ -103,6 +118,10 @@ AttentionShape checked_shape(const AttentionInputs& in) {
           "q: {} arrived, float32, float16 or bfloat16 is right", name_of(type));
   check("k", in.k, "[B, Hk, M, D]");
   check("v", in.v, "[B, Hk, M, Dv]");
+  const int64_t heads = in.q.dim(1), key_heads = in.k.dim(1);
+  require(key_heads == heads || (key_heads > 0 && heads > 0 && heads % key_heads == 0),
+          "k: {} heads arrived beside {} of q; a number Hk that divides them is right", key_heads,
+          heads);
   return shape_of(in);
 }
 
@@ -151,6 +170,7 @@ struct Outputs {
 Outputs attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v,
                   nb::handle tensors, unsigned statistics, nb::handle into) {
   const HostPoolScope host(q);
+  if (into.is_none()) refuse_gradients(q, k, v, tensors);  // what is given back are NumPy's arrays
   const AttentionInputs in = inputs_of(q, k, v, tensors);
   AttentionOutputs out = outputs_in("into", into);
   const Bound bound = spec.plan(checked_shape(in), statistics_of(statistics)).bind(in);

@@ -51,7 +51,9 @@ KvRows rows_of(const std::vector<int64_t>& sequences, const std::vector<int64_t>
 
 void append(Held& held, nb::handle k, nb::handle v, const std::vector<int64_t>& sequences,
             const std::vector<int64_t>& counts) {
-  const Tensor keys = tensor_of("k", k), values = tensor_of("v", v);
+  refuse_gradient("k", k);
+  refuse_gradient("v", v);
+  const Tensor keys = dense_tensor_of("k", k), values = dense_tensor_of("v", v);
   require(keys.defined(), "k: None arrived, an array [E, Hk, n, D] is right");
   require(values.defined(), "v: None arrived, an array [E, Hk, n, Dv] is right");
   held.use([&](KvCache& cache) {
@@ -63,9 +65,9 @@ void append(Held& held, nb::handle k, nb::handle v, const std::vector<int64_t>& 
 // Tables that a cache takes: those that are not laid out by key.
 AttentionInputs tables_of(nb::handle slopes, nb::handle table1d, nb::handle score_w) {
   AttentionInputs in;
-  in.slopes = tensor_of("slopes", slopes);
-  in.table1d = tensor_of("table1d", table1d);
-  in.score_w = tensor_of("score_w", score_w);
+  in.slopes = dense_tensor_of("slopes", slopes);
+  in.table1d = dense_tensor_of("table1d", table1d);
+  in.score_w = dense_tensor_of("score_w", score_w);
   return in;
 }
 
@@ -86,7 +88,8 @@ nb::typed<nb::dict, nb::str, nb::object> attend(Held& held, const HeldSpec& spec
                                                 const std::vector<int64_t>& counts,
                                                 nb::handle slopes, nb::handle table1d,
                                                 nb::handle score_w) {
-  const Tensor queries = tensor_of("q", q);
+  refuse_gradient("q", q);
+  const Tensor queries = dense_tensor_of("q", q);
   require(queries.defined(), "q: None arrived, an array [E, H, n, D] is right");
   const AttentionInputs tables = tables_of(slopes, table1d, score_w);
   AttentionSpec asked = spec.spec();

@@ -36,6 +36,7 @@ void bind_rows(nb::module_& m) {
       "normalize",
       [](const HeldSpec& spec, nb::handle scores, nb::handle into) {
         const HostPoolScope host(scores);
+        if (into.is_none()) refuse_gradient("scores", scores);
         const Tensor s = asked("scores", scores);
         Tensor weights;
         without_gil(static_cast<double>(s.numel()),
@@ -47,6 +48,10 @@ void bind_rows(nb::module_& m) {
       "normalize_backward",
       [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into) {
         const HostPoolScope host(weights);
+        if (into.is_none()) {
+          refuse_gradient("weights", weights);
+          refuse_gradient("dweights", dweights);
+        }
         const Tensor p = asked("weights", weights), up = asked("dweights", dweights);
         Tensor g;
         without_gil(static_cast<double>(p.numel()),

@@ -59,7 +59,7 @@ void read_operands(Problem& p, const AttentionInputs& in) {
   require(p.v.rank() == 4, "v: shape {} given, [B, Hk, M, Dv] is needed", p.v.shape());
   p.B = p.q.dim(0), p.H = p.q.dim(1), p.N = p.q.dim(2), p.D = p.q.dim(3);
   p.Hk = p.k.dim(1), p.M = p.k.dim(2), p.Dv = p.v.dim(3);
-  require(p.H >= 1 && p.Hk >= 1 && p.H % p.Hk == 0,
+  require((p.H == 0 && p.Hk == 0) || (p.H >= 1 && p.Hk >= 1 && p.H % p.Hk == 0),
           "k: {} key/value heads do not divide {} query heads", p.Hk, p.H);
   require(p.k.shape() == Dims({p.B, p.Hk, p.M, p.D}), "k: shape {} given, {} is needed to fit q",
           p.k.shape(), Dims({p.B, p.Hk, p.M, p.D}).str());

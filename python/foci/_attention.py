@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _core
+from . import _arrays, _core
 from ._types import Options
 from .spec import Spec, spec_of
 
@@ -293,11 +293,14 @@ def weights(q: Array, k: Array, rows: Optional[Sequence[int]] = None,
         [B, len(heads), len(rows), M] float32.
     """
     spec, arrays = resolve(spec, options)
-    shape, dtype = getattr(k, "shape", None), getattr(k, "dtype", None)
+    _arrays.refuse_gradient("k", k)
+    k = _arrays.ordinary("k", k)
+    shape = getattr(k, "shape", None)
     if shape is None or len(shape) != 4:
-        raise ValueError("k: an array [B, Hk, M, D] is right")
-    v = np.zeros((shape[0], shape[1], shape[2], 1),
-                 dtype if isinstance(dtype, np.dtype) else np.float32)
+        arrived = type(k).__name__ if shape is None else f"shape {list(shape)}"
+        raise ValueError(f"k: {arrived} arrived, an array [B, Hk, M, D] is right")
+    # Any values do, of k's type.
+    v = k[..., :1] if shape[3] else np.zeros((*shape[:3], 1), np.float32)
     return Outputs(_core.attention(spec._held, q, k, v, arrays), spec).weights(rows, heads)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _core
+from . import _arrays, _core
 from .spec import Spec
 
 __all__ = ["entmax", "normalize_backward", "softmax", "sparsemax", "topk"]
@@ -30,7 +30,13 @@ def normalizer_spec(normalizer: str, alpha: float = 1.5, top_k: int = 1) -> _cor
 def _along(spec: _core.Spec, scores: Array, axis: int) -> np.ndarray:
     if axis == -1:
         return _core.normalize(spec, scores)  # type: ignore[return-value]
-    moved = np.moveaxis(np.asarray(scores), axis, -1)
+    if scores is None:
+        raise ValueError("scores: None arrived, an array is right")
+    _arrays.refuse_gradient("scores", scores)
+    given = np.asarray(_arrays.ordinary("scores", scores))
+    if not -given.ndim <= axis < given.ndim:
+        raise ValueError(f"axis: {axis} arrived beside scores of {given.ndim} dimensions")
+    moved = np.moveaxis(given, axis, -1)
     weights: Any = _core.normalize(spec, np.ascontiguousarray(moved))
     return np.moveaxis(weights, -1, axis)
 

@@ -72,6 +72,9 @@ def _window(window: object, align: str) -> Dict[str, Any]:
 def _scale(scale: object) -> Any:
     if scale is None:
         return "auto"
+    if getattr(scale, "requires_grad", False):
+        raise TypeError("scale: a tensor that wants a gradient arrived, which a Spec would lose; a "
+                        "call of foci.torch.attention takes it (scale=...)")
     if isinstance(scale, (list, tuple)) or (hasattr(scale, "tolist") and getattr(
             scale, "ndim", 0) == 1):
         values: Any = scale.tolist() if hasattr(scale, "tolist") else scale

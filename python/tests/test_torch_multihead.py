@@ -200,3 +200,126 @@ def test_wrong_calls():
         mha(x, x, x, attn_mask=torch.zeros(N, N, dtype=torch.int64))
     with pytest.raises(ValueError, match="query: shape"):
         mha(x[None], x, x)
+
+
+def test_arguments_are_named_in_the_callers_layout():
+    x = torch.randn(3, 2, 12)
+    for call, says in (
+            (lambda: MultiheadAttention(10, 1)(x, x, x),
+             r"query: shape \[3, 2, 12\] arrived, \[queries, batch, 10\] is .*embed_dim = 10"),
+            (lambda: MultiheadAttention(12, 1, vdim=4)(x, x, x),
+             r"value: shape \[3, 2, 12\] arrived, \[keys, batch, 4\] is right, .*vdim = 4"),
+            (lambda: MultiheadAttention(12, 1, kdim=4, batch_first=True)(x, x, x),
+             r"key: shape \[3, 2, 12\] arrived, \[batch, keys, 4\] is right, .*kdim = 4"),
+            (lambda: MultiheadAttention(12, 1)(x[:, :1], x, x),
+             r"key: shape \[3, 2, 12\] arrived, a batch of 2 beside 1 of query \[3, 1, 12\]"),
+            (lambda: MultiheadAttention(12, 1, batch_first=True)(x[:1], x[:1], x),
+             r"value: shape \[3, 2, 12\] arrived, a batch of 3 beside 1 of query \[1, 2, 12\]"),
+            (lambda: MultiheadAttention(12, 1)(x, x, x[:2]),
+             "value: shape .* of 2 keys beside 3 of key"),
+            (lambda: MultiheadAttention(12, 1)(x[0], x[0], x[0, :1]),
+             "value: shape .* of 1 keys beside 2 of key"),
+            (lambda: MultiheadAttention(12, 1)(x, x[0], x[0]), "key: shape .* 3 dimensions"),
+            (lambda: MultiheadAttention(12, 1)(x.double(), x, x), "query: torch.float64 arrived"),
+            (lambda: MultiheadAttention(12, 1).double()(*[x.double()] * 3),
+             "query: torch.float64 arrived, float32"),
+            (lambda: MultiheadAttention(12, 1)(x, x.half(), x), "key: torch.float16 arrived"),
+            (lambda: MultiheadAttention(12, 1)([1], x, x), "query: list arrived"),
+            (lambda: MultiheadAttention(12, 1)(x, x, x, attn_mask=[[True]]), "attn_mask: list"),
+            (lambda: MultiheadAttention(12, 5), "num_heads: 5 arrived, which does not divide"),
+            (lambda: MultiheadAttention(0, 1), "embed_dim: 0 arrived"),
+            (lambda: MultiheadAttention(12, 2, dropout=1.5), "dropout: 1.5 arrived")):
+        with pytest.raises((TypeError, ValueError), match="^" + says) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_attributes_that_users_of_torch_read():
+    import copy
+    import pickle
+
+    for options in ({}, {"kdim": 8}, {"vdim": 8}, {"kdim": E, "vdim": E}, {"bias": False},
+                    {"add_bias_kv": True, "batch_first": True, "dropout": 0.25}):
+        mine, theirs = MultiheadAttention(E, HEADS, **options), torch.nn.MultiheadAttention(
+            E, HEADS, **options)
+        for name in ("embed_dim", "num_heads", "head_dim", "kdim", "vdim", "dropout", "batch_first",
+                     "add_zero_attn", "_qkv_same_embed_dim"):
+            assert getattr(mine, name) == getattr(theirs, name), name
+        for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight",
+                     "v_proj_weight", "bias_k", "bias_v"):
+            a, b = getattr(mine, name), getattr(theirs, name)
+            assert (a is None) == (b is None) and (a is None or a.shape == b.shape), name
+        assert type(mine.out_proj) is type(theirs.out_proj)
+        torch.manual_seed(4)
+        mine._reset_parameters()
+        torch.manual_seed(4)
+        theirs._reset_parameters()
+        for (name, a), b in zip(mine.named_parameters(), theirs.parameters()):
+            assert torch.equal(a, b) or name.startswith("out_proj"), name
+        q = torch.randn(N, N, E)
+        k, v = torch.randn(N, N, mine.kdim), torch.randn(N, N, mine.vdim)
+        mine.eval()
+        for made in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
+            assert type(made) is MultiheadAttention
+            assert made._qkv_same_embed_dim == theirs._qkv_same_embed_dim
+            assert torch.equal(made(q, k, v)[0], mine(q, k, v)[0])
+
+
+def test_a_module_pickled_by_an_earlier_release():
+    mine, theirs = pair(batch_first=True)
+    state = dict(mine.__dict__, _packed=True, _qkv_same_embed_dim=False)
+    state["_forward_pre_hooks"] = type(mine._forward_pre_hooks)()
+    made = MultiheadAttention.__new__(MultiheadAttention)
+    made.__setstate__(state)
+    assert made._qkv_same_embed_dim and not hasattr(made, "_packed")
+    x = torch.randn(B, N, E)
+    assert torch.equal(made(x, x, x)[0], mine(x, x, x)[0])
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_dropping_everything(need_weights):
+    mine, theirs = pair(dropout=1.0, batch_first=True)
+    x = torch.randn(B, N, E)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    got, want = mine(a, a, a, need_weights=need_weights)[0], theirs(b, b, b)[0]
+    near(got, want, 1e-6)
+    got.square().sum().backward()
+    want.square().sum().backward()
+    near(a.grad, b.grad, 1e-6)
+    for (name, p), other in zip(mine.named_parameters(), theirs.named_parameters()):
+        near(p.grad, other[1].grad, 1e-5, name)
+    mine.eval()
+    theirs.eval()
+    near(mine(x, x, x)[0], theirs(x, x, x)[0], 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("masks", [(), ("padding",), ("causal",), ("padding", "causal")])
+def test_in_a_transformer_encoder(before, masks):
+    from foci.torch import observe
+
+    torch.manual_seed(5)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    theirs = torch.nn.TransformerEncoder(layer, 2).eval()
+    if before:
+        layer.self_attn = MultiheadAttention(16, 2, batch_first=True)
+        mine = torch.nn.TransformerEncoder(layer, 2).eval()
+    else:
+        mine = torch.nn.TransformerEncoder(layer, 2).eval()
+        for one in mine.layers:
+            one.self_attn = MultiheadAttention(16, 2, batch_first=True).eval()
+    mine.load_state_dict(theirs.state_dict())
+    x = torch.randn(B, N, 16)
+    padding = torch.zeros(B, N, dtype=torch.bool)
+    call = {}
+    if "padding" in masks:
+        padding[1, 3:] = True
+        call["src_key_padding_mask"] = padding
+    if "causal" in masks:
+        call["mask"] = torch.ones(N, N, dtype=torch.bool).triu(1)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), observe(mine) as seen:
+            got = mine(x, **call)
+        assert len(seen.layers) == 2  # nothing went around foci
+        near(got[~padding], theirs(x, **call)[~padding], 1e-5)

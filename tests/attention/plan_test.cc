@@ -39,9 +39,11 @@ TEST(Plan, RefusesImpossibleShapes) {
   EXPECT_EQ(with([](AttentionShape& s) { s.N = -1; }), "shape.N: -1 arrived, a size is >= 0");
   EXPECT_EQ(with([](AttentionShape& s) { s.Dv = -3; }), "shape.Dv: -3 arrived, a size is >= 0");
   EXPECT_EQ(with([](AttentionShape& s) { s.H = 0; }),
-            "shape.H: 0 query heads arrived, at least 1 is needed");
+            "shape.H: no query heads arrived for 2 key/value heads; as few, or at least 1, are "
+            "right");
   EXPECT_EQ(with([](AttentionShape& s) { s.Hk = 0; }),
-            "shape.Hk: 0 key/value heads arrived, at least 1 is needed");
+            "shape.Hk: no key/value heads arrived for 4 query heads, at least 1 is right");
+  EXPECT_EQ(with([](AttentionShape& s) { s.H = s.Hk = 0; }), "");
   EXPECT_EQ(with([](AttentionShape& s) { s.H = 3; }),
             "shape.Hk: 2 key/value heads do not divide 3 query heads; H must be a multiple of Hk");
   EXPECT_EQ(with([](AttentionShape& s) { s.dtype = DType::f64; }),

@@ -14,7 +14,7 @@ from .. import _core
 from .._attention import TENSORS, described, indices, resolve, statistics_bits
 from .._types import Options
 from ..spec import Spec
-from . import _op
+from . import _inputs, _nested, _op
 from ._mask import BlockMask, mask_of
 
 if TYPE_CHECKING:
@@ -206,6 +206,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
             tensors that they read: ``bias``, ``keep``, ``key_lengths``, ``past_lengths``,
             ``q_segments``, ``k_segments``, ``slopes``, ``table1d``, ``table2d``, ``score_w``.
             ``scale`` may be a tensor, one number or [H], which gets a gradient; beside a spec too.
+            ``bias`` and ``keep`` take ``causal_upper_left`` and ``causal_lower_right`` of
+            torch.nn.attention.bias too.
             ``dropout`` without ``dropout_seed`` draws the seed from PyTorch's generator.
         statistics: names among entropy, max_weight, support, coverage, row_stat.
         mask_mod: a function ``(b, h, q_idx, kv_idx) -> bool`` as FlexAttention's, or what
@@ -213,7 +215,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
             every call, and cannot be under ``torch.compile``: make the mask once.
 
     Returns:
-        y [B, H, N, Dv], in q's order of dimensions; with statistics :class:`Outputs`.
+        y [B, H, N, Dv], in q's order of dimensions; with statistics :class:`Outputs`. Of nested
+        q, k and v [B, H, lengths, D] (either layout) a nested y: their sequences run packed, as
+        segments do.
 
     Raises:
         ValueError, TypeError: naming the argument, what arrived and what would be right.
@@ -225,9 +229,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
     """
     if torch.compiler.is_compiling():
         return _traced(q, k, v, spec, statistics, mask_mod, options)
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, Tensor):
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        for name, t in (("q", q), ("k", k), ("v", v)):
             _require_tensor(name, t)
+    try:
+        return _eager(q, k, v, spec, statistics, mask_mod, {**options} if options else options)
+    except (TypeError, NotImplementedError, RuntimeError) as error:
+        own = _inputs.explained(error, {"q": q, "k": k, "v": v, **options})
+        if own is error:
+            raise
+        raise own from error
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
+           statistics: Union[str, Iterable[str]],
+           mask_mod: Union[None, Callable[..., Tensor], BlockMask],
+           options: Dict[str, Any]) -> Any:
+    if q.is_nested:
+        return _on_nested(q, k, v, spec, statistics, mask_mod, options)
+    if options:
+        options = _resolved(q, k, spec, options)
     if mask_mod is not None:
         options = _masked(q, k, mask_mod, options)
     if torch.is_autocast_enabled("cpu"):
@@ -237,10 +258,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
         options, scale, seed = _own_tensors(spec, options)
     spec, tensors = resolve(spec, options)
     bits = _bits(statistics)
-    if not _op.plain(q, k, v, *tensors.values()) or (scale is not None and not _op.plain(scale)):
-        return _operator(q, k, v, spec.to_json(), tensors, scale, seed, bits)
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         _op.check_ranks(q, k, v)
+    if not _op.plain(q, k, v, *tensors.values()) or (scale is not None and not _op.plain(scale)):
+        return _looked_at(q, k, v, spec.to_json(), tensors, scale, seed, bits)
     wanted = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or
         (scale is not None and scale.requires_grad) or
@@ -250,8 +271,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
             y = _op.empty_result(q, v)
             _core.attention(spec._held, q, k, v, tensors, 0, {"y": y})
             return y
-        except (TypeError, ValueError):  # what is wrong, or must be copied first, shows below
+        except (TypeError, ValueError, RuntimeError):  # what is wrong shows below
             pass
+    if q.is_meta:
+        return _looked_at(q, k, v, spec.to_json(), tensors, scale, seed, bits)
     q, k, v = _op.prepared("q", q), _op.prepared("k", k), _op.prepared("v", v)
     if tensors:
         tensors = {name: _op.prepared(name, t) for name, t in tensors.items()}
@@ -306,6 +329,48 @@ def _masked(q: Tensor, k: Tensor, mask_mod: Union[Callable[..., Tensor], BlockMa
         _op.check_ranks(q, k, k)
     mask = mask_of(mask_mod, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     return mask.options(options, q.shape[0])
+
+
+def _resolved(q: Tensor, k: Tensor, spec: Optional[Spec],
+              options: Dict[str, Any]) -> Dict[str, Any]:
+    """The options without tensors that say something else than their memory."""
+    if isinstance(options.get("bias"), _inputs.CausalBias) or isinstance(
+            options.get("keep"), _inputs.CausalBias):
+        if q.dim() != 4 or k.dim() != 4:
+            _op.check_ranks(q, k, k)
+        return _inputs.without_causal_biases(spec, options, q.shape[2], k.shape[2])
+    return options
+
+
+def _on_nested(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec], statistics: Any,
+               mask_mod: Any, options: Dict[str, Any]) -> Tensor:
+    """A call on nested tensors: one on their sequences packed."""
+    if mask_mod is not None:
+        raise TypeError("mask_mod: given beside nested tensors; padded ones are right with it")
+    if statistics not in ((), [], "", None):
+        raise TypeError("statistics: given beside nested tensors; padded ones, or packed ones with "
+                        "q_segments and k_segments, are right with them")
+    if spec is not None:
+        if not isinstance(spec, Spec):
+            raise TypeError(f"spec: {type(spec).__name__} arrived, foci.Spec is right")
+        _nested.refuse_laid_out({name: True for name in spec.tensors})
+        spec = spec.replace(segments=True)
+    pq, pk, pv, options = _nested.packed_options(options, ("q", "k", "v"), q, k, v)
+    y: Tensor = attention(pq, pk, pv, spec, **options)
+    return _nested.unpack(y, q)
+
+
+def _looked_at(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Tensor],
+               scale: Optional[Tensor], seed: Optional[Tensor], bits: int) -> Any:
+    """The operator's call where somebody else looks at the tensors: a mode, a transform, a class
+    derived from Tensor, or a device that holds no numbers."""
+    named = {"q": q, "k": k, "v": v, **tensors}
+    for name, t in named.items():
+        _inputs.check_kind(name, t)
+        if t.is_meta and not all(other.is_meta for other in named.values()):
+            raise ValueError(f"{name}: a tensor on meta arrived beside others that hold numbers, "
+                             "foci computes on the CPU")
+    return _operator(q, k, v, text, tensors, scale, seed, bits)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
@@ -367,10 +432,13 @@ def _specialised(value: Any) -> Any:
 def _traced(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
             statistics: Union[str, Iterable[str]], mask_mod: Any, options: Dict[str, Any]) -> Any:
     """The operator's call as compilers see it: what is no tensor becomes a constant."""
+    if q.is_nested:
+        return _on_nested(q, k, v, spec, statistics, mask_mod, options)
+    options = _resolved(q, k, spec, options)
     if mask_mod is not None:
         if not isinstance(mask_mod, BlockMask):
-            raise TypeError("mask_mod: a function arrived under torch.compile; make it a mask with "
-                            "foci.torch.create_block_mask outside")
+            raise TypeError(f"mask_mod: {type(mask_mod).__name__} arrived under torch.compile; "
+                            "make it a mask with foci.torch.create_block_mask outside")
         options = mask_mod.options(options, q.shape[0])
     if torch.is_autocast_enabled("cpu"):
         q, k, v = _autocast(q, k, v)

@@ -107,7 +107,8 @@ def create_block_mask(mask_mod: MaskMod, B: Optional[int], H: Optional[int], Q_L
     takes is right here too. Memory beside the result is bounded.
 
     Args:
-        mask_mod: ``(b, h, q_idx, kv_idx) -> bool`` tensor, True attends.
+        mask_mod: ``(b, h, q_idx, kv_idx) -> bool`` tensor, True attends; or a BlockMask of
+            FlexAttention's, whose lists of blocks hold beside its function.
         B, H: the sizes that the mask depends on; None, or 1, where it does not.
         Q_LEN: N. KV_LEN: M.
         device: "cpu".
@@ -118,7 +119,11 @@ def create_block_mask(mask_mod: MaskMod, B: Optional[int], H: Optional[int], Q_L
 
     Raises:
         TypeError: what the function gave is no boolean scalar.
+        ValueError: a BlockMask is of other sizes, or its lists name blocks that are not there.
     """
+    blocks = blocks_of(mask_mod)
+    if blocks is not None:
+        mask_mod = blocks.mask_mod
     if not callable(mask_mod):
         raise TypeError(f"mask_mod: {type(mask_mod).__name__} arrived, a function "
                         "(b, h, q_idx, kv_idx) is right")
@@ -130,7 +135,83 @@ def create_block_mask(mask_mod: MaskMod, B: Optional[int], H: Optional[int], Q_L
             raise TypeError(f"{name}: {type(size).__name__} arrived, an integer is right")
         if size < 0:
             raise ValueError(f"{name}: {size} arrived, 0 or more is right")
-    return _simplified(_evaluated(mask_mod, *sizes), mask_mod)
+    keep = _evaluated(mask_mod, *sizes)
+    if blocks is not None:
+        keep = _without_repeats(blocks.apply(keep, sizes))
+    return _simplified(keep, mask_mod)
+
+
+# ---- FlexAttention's own masks -------------------------------------------------------------------
+
+
+class _Blocks:
+    """A BlockMask of ``torch.nn.attention.flex_attention``: in its partial blocks the function
+    decides, its full blocks are seen whole, all other pairs are masked."""
+
+    def __init__(self, mask: Any) -> None:
+        self.mask = mask
+        self.mask_mod: MaskMod = mask.mask_mod
+        if getattr(self.mask_mod, "__name__", "") == "_sliced_mask_mod_error":
+            raise ValueError("mask_mod: a slice of a BlockMask arrived, whose mask_mod is gone; "
+                             "one that has it is right (part = mask[...]; part.mask_mod = ...)")
+        self.tensors = [t for t in (mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks,
+                                    mask.full_kv_indices) if t is not None]
+
+    def apply(self, keep: Tensor, sizes: Tuple[int, int, int, int]) -> Tensor:
+        """What the mask lets through.
+
+        Args:
+            keep: bool, broadcasts to `sizes`: what the function says.
+            sizes: (B, H, N, M).
+        """
+        mask, (N, M) = self.mask, sizes[2:]
+        size = mask.BLOCK_SIZE
+        rows, columns = (size, size) if isinstance(size, int) else size
+        if rows >= 1 << 30 and columns >= 1 << 30:
+            return keep  # FlexAttention's own mask of everything
+        if tuple(mask.seq_lengths) != (N, M):
+            raise ValueError(f"mask_mod: a BlockMask of {mask.seq_lengths[0]} queries and "
+                             f"{mask.seq_lengths[1]} keys arrived, one of {N} and {M} is right")
+        partial = self._pairs("kv", rows, columns, sizes)
+        seen = partial & keep
+        if mask.full_kv_num_blocks is not None:
+            seen = seen | self._pairs("full_kv", rows, columns, sizes)
+        return seen
+
+    def _pairs(self, name: str, rows: int, columns: int,
+               sizes: Tuple[int, int, int, int]) -> Tensor:
+        """bool [1 or B, 1 or H, N, M], True in the blocks of a list."""
+        B, H, N, M = sizes
+        counts, indices = (getattr(self.mask, f"{name}_{part}") for part in (
+            "num_blocks", "indices"))
+        down, across = -(-N // rows), -(-M // columns)
+        shape = (1,) * (3 - counts.dim()) + tuple(counts.shape)
+        if (counts.dim() > 3 or indices.dim() != counts.dim() + 1 or shape[0] not in (1, B) or
+                shape[1] not in (1, H) or shape[2] < down or indices.shape[:-1] != counts.shape):
+            raise ValueError(f"mask_mod: a BlockMask whose {name}_num_blocks is "
+                             f"{list(counts.shape)} and {name}_indices {list(indices.shape)} "
+                             f"arrived; {[B, H, down]} (or 1 for B and H) is right for {N} queries "
+                             f"in blocks of {rows}")
+        counts = counts.reshape(shape)[:, :, :down]
+        indices = indices.reshape(*shape, indices.shape[-1])[:, :, :down].long()
+        listed = torch.arange(indices.shape[-1]) < counts[..., None]
+        wrong = listed & ((indices < 0) | (indices >= across))
+        if bool(wrong.any()) or bool((counts > indices.shape[-1]).any()):
+            raise ValueError(f"mask_mod: a BlockMask whose {name}_indices name block "
+                             f"{int(indices[wrong][0]) if bool(wrong.any()) else 'after the last'} "
+                             f"arrived; {M} keys in blocks of {columns} have {across}")
+        blocks = torch.zeros(*shape[:2], down, across + 1, dtype=torch.bool)
+        blocks.scatter_(-1, torch.where(listed, indices, across), True)
+        seen = blocks[..., :across].repeat_interleave(rows, -2)[..., :N, :]
+        return seen.repeat_interleave(columns, -1)[..., :M]
+
+
+def blocks_of(mask_mod: Any) -> Optional[_Blocks]:
+    """What FlexAttention's BlockMask says; None for anything else."""
+    if isinstance(mask_mod, BlockMask) or not all(hasattr(mask_mod, name) for name in (
+            "kv_num_blocks", "kv_indices", "BLOCK_SIZE", "seq_lengths")):
+        return None
+    return _Blocks(mask_mod)
 
 
 def _vmapped(mask_mod: MaskMod) -> Callable[..., Tensor]:
@@ -163,9 +244,14 @@ def _evaluated(mask_mod: MaskMod, B: int, H: int, N: int, M: int) -> Tensor:
             for i in range(0, N, some):
                 keep[b, :, i:i + some] = call(torch.tensor([b]), heads,
                                               torch.arange(i, min(N, i + some)), keys)[0]
-    if B > 1 and bool((keep == keep[:1]).all()):
+    return _without_repeats(keep)
+
+
+def _without_repeats(keep: Tensor) -> Tensor:
+    """Where all batch entries, or all heads, are the same, one of them."""
+    if keep.shape[0] > 1 and bool((keep == keep[:1]).all()):
         keep = keep[:1].clone()
-    if H > 1 and bool((keep == keep[:, :1]).all()):
+    if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()):
         keep = keep[:, :1].clone()
     return keep
 
@@ -230,14 +316,17 @@ def mask_of(mask_mod: Union[MaskMod, BlockMask], B: int, H: int, N: int, M: int)
                 raise ValueError(f"mask_mod: a mask of shape {list(mask_mod.shape)} arrived, "
                                  f"{name} = {size} is right")
         return mask_mod
-    if not callable(mask_mod):
-        inner = getattr(mask_mod, "mask_mod", None)  # FlexAttention's BlockMask
-        if not callable(inner):
-            raise TypeError(f"mask_mod: {type(mask_mod).__name__} arrived, a function "
-                            "(b, h, q_idx, kv_idx) or a BlockMask is right")
-        mask_mod = inner
+    blocks = blocks_of(mask_mod)
+    if blocks is None and not callable(mask_mod):
+        raise TypeError(f"mask_mod: {type(mask_mod).__name__} arrived, a function "
+                        "(b, h, q_idx, kv_idx) or a BlockMask is right")
     held: List[Any] = []
-    print_ = _fingerprint(mask_mod, held)
+    print_ = _fingerprint(mask_mod if blocks is None else blocks.mask_mod, held)
+    if blocks is not None and print_ is not None:
+        lists = [_fingerprint(t, held) for t in blocks.tensors]
+        print_ = None if None in lists else (
+            print_, *lists, blocks.mask.full_kv_num_blocks is None, str(blocks.mask.BLOCK_SIZE),
+            tuple(blocks.mask.seq_lengths))
     if print_ is None:
         return create_block_mask(mask_mod, B, H, N, M)
     key = (print_, B, H, N, M)

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from .. import _core
 from .._attention import TENSORS
 from ..spec import Spec
+from ._inputs import check_kind
 
 # The tensors of a call beside q, k and v, in the operators' order.
 NAMES = TENSORS + ("scale", "seed")
@@ -44,6 +45,9 @@ def with_numbers(held: _core.Spec, scale: Optional[Tensor], seed: Optional[Tenso
     """The spec with a learned scale's numbers and a drawn seed."""
     if scale is None and seed is None:
         return held
+    for name, t in (("scale", scale), ("dropout_seed", seed)):
+        if t is not None and t.is_meta:
+            raise ValueError(f"{name}: a tensor on meta arrived, foci computes on the CPU")
     if scale is not None and scale.dim() > 1:
         raise ValueError(f"scale: shape {list(scale.shape)} arrived, [1] or [H] is right")
     numbers = None if scale is None else scale.detach().reshape(-1).double().tolist()
@@ -63,12 +67,18 @@ def prepared(name: str, t: Tensor) -> Tensor:
     """A tensor as the engine reads it: rows dense, as PyTorch's own operators make them."""
     if not t.is_cpu:
         raise ValueError(f"{name}: a tensor on {t.device} arrived, foci computes on the CPU")
-    if t.layout is not torch.strided:
-        raise ValueError(f"{name}: a tensor of layout {t.layout} arrived, a strided one is right")
+    if t.layout is not torch.strided or t.is_nested or t.is_quantized:
+        check_kind(name, t)
+    t = bare(t)
     if t.dim() > 0 and (last := t.stride(-1)) != 1 and t.shape[-1] > 1 and not (
             last == 0 and name in ("keep", "bias")):
         t = t.contiguous()
     return t
+
+
+def bare(t: Tensor) -> Tensor:
+    """A tensor of a class derived from Tensor, whose rules have had their say, as a plain one."""
+    return t if type(t) in _PLAIN else t.detach().as_subclass(Tensor)
 
 
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
@@ -185,6 +195,7 @@ def check_ranks(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, t, letters in (("q", q, "B, H, N, D"), ("k", k, "B, Hk, M, D"),
                              ("v", v, "B, Hk, M, Dv")):
         if t.dim() != 4:
+            check_kind(name, t)
             raise ValueError(f"{name}: shape {list(t.shape)} arrived, four dimensions "
                              f"[{letters}] are right")
 
@@ -217,6 +228,7 @@ def run_backward(held: _core.Spec, statistics: int, q: Tensor, k: Tensor, v: Ten
     if _OLD:
         q, k, v, tensors = q.detach(), k.detach(), v.detach(), _detached(tensors)
         saved, upstream = _detached(saved), _detached(upstream)
+    upstream = {name: bare(t) for name, t in upstream.items()}
     _core.attention_backward(held, q, k, v, tensors, statistics, saved, upstream,
                              list(into), into)
     gradients = {name: into["d" + name] for name in wanted}
@@ -325,7 +337,7 @@ def _backward_cpu(*args: Any) -> Tuple[Tensor, ...]:
     tensors, scale, seed = _given(others)
     got = run_backward(
         with_numbers(held_of(spec), scale, seed), statistics, prepared("q", q), prepared("k", k),
-        prepared("v", v), tensors, {n: t for n, t in zip(SAVED, saved) if t.dim() > 1},
+        prepared("v", v), tensors, {n: bare(t) for n, t in zip(SAVED, saved) if t.dim() > 1},
         {n: t for n, t in zip(UPSTREAM, up) if t is not None}, _wanted(wanted), scale)
     return tuple(got[name] if name in got else q.new_empty((0,)) for name in GRADIENTS)
 
@@ -350,8 +362,8 @@ def _weights_cpu(q: Tensor, k: Tensor, *rest: Any) -> Tensor:
     *others, row_stat, spec, rows, heads = rest
     tensors, scale, seed = _given(others)
     held = with_numbers(held_of(spec), scale, seed)
-    return run_weights(held, prepared("q", q), prepared("k", k), tensors, row_stat.contiguous(),
-                       list(rows), list(heads))
+    return run_weights(held, prepared("q", q), prepared("k", k), tensors,
+                       bare(row_stat).contiguous(), list(rows), list(heads))
 
 
 def _weights_fake(q: Tensor, k: Tensor, *rest: Any) -> Tensor:

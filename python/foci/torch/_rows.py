@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _core
 from ..spec import Spec
-from . import _op
+from . import _inputs, _op
 
 __all__ = ["entmax", "softmax", "sparsemax", "topk"]
 
@@ -22,13 +22,14 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def _forward(text: str, scores: Tensor) -> Tensor:
     weights = torch.empty(scores.shape, dtype=scores.dtype)
-    _core.normalize(_op.held_of(text), scores.detach(), weights)
+    _core.normalize(_op.held_of(text), _op.bare(scores.detach()), weights)
     return weights
 
 
 def _backward(text: str, weights: Tensor, up: Tensor) -> Tensor:
     scores = torch.empty(weights.shape, dtype=weights.dtype)
-    _core.normalize_backward(_op.held_of(text), weights.detach(), up.detach(), scores)
+    _core.normalize_backward(_op.held_of(text), _op.bare(weights.detach()),
+                             _op.bare(up.detach()), scores)
     return scores
 
 
@@ -101,26 +102,45 @@ def _constant_text(normalizer: str, options: Tuple[Tuple[str, Any], ...]) -> str
     return _text(normalizer, options)
 
 
-def _along(scores: Tensor, dim: int, normalizer: str, **options: Any) -> Tensor:
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"scores: {type(scores).__name__} arrived, a torch.Tensor is right")
+def _check(scores: Tensor, dim: int) -> None:
+    _inputs.check_kind("scores", scores)
     if scores.device.type not in ("cpu", "meta"):
         raise ValueError(f"scores: device {scores.device} arrived, cpu is right")
     if scores.dtype not in _DTYPES:
         raise ValueError(f"scores: {scores.dtype} arrived, float32, float16 or bfloat16 is right")
     if scores.dim() == 0:
         raise ValueError("scores: shape [] arrived, one dimension at least is right")
-    moved, given = scores.movedim(dim, -1), tuple(options.items())
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"dim: {type(dim).__name__} arrived, an integer is right")
+    if not -scores.dim() <= dim < scores.dim():
+        raise ValueError(f"dim: {dim} arrived beside scores of {scores.dim()} dimensions")
+
+
+def _along(scores: Tensor, dim: int, normalizer: str, **options: Any) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores: {type(scores).__name__} arrived, a torch.Tensor is right")
+    given = tuple(options.items())
     if torch.compiler.is_compiling():
-        weights: Tensor = torch.ops.foci.normalize(moved, _constant_text(normalizer, given))
-    elif _op.plain(scores):
-        weights = _Normalize.apply(  # type: ignore[no-untyped-call]
-            _text(normalizer, given), moved)
-    else:
-        _op.refuse_tangents(scores)
-        weights = (_Transformed.apply if _op.under_func() else torch.ops.foci.normalize)(
-            moved, _text(normalizer, given))
-    return weights.movedim(-1, dim)
+        _check(scores, dim)
+        weights: Tensor = torch.ops.foci.normalize(scores.movedim(dim, -1),
+                                                   _constant_text(normalizer, given))
+        return weights.movedim(-1, dim)
+    text = _text(normalizer, given)
+    try:
+        _check(scores, dim)
+        moved = scores.movedim(dim, -1)
+        if _op.plain(scores) and not scores.is_meta:
+            weights = _Normalize.apply(text, moved)  # type: ignore[no-untyped-call]
+        else:
+            _op.refuse_tangents(scores)
+            weights = (_Transformed.apply if _op.under_func() else torch.ops.foci.normalize)(
+                moved, text)
+        return weights.movedim(-1, dim)
+    except (TypeError, NotImplementedError, RuntimeError) as error:
+        own = _inputs.explained(error, {"scores": scores})
+        if own is error:
+            raise
+        raise own from error
 
 
 def softmax(scores: Tensor, dim: int = -1) -> Tensor:
