@@ -13,6 +13,7 @@
 #include "foci/python/arrays.h"
 #include "foci/python/bindings.h"
 #include "foci/python/interrupt.h"
+#include "foci/python/names.h"
 #include "foci/python/spec.h"
 
 namespace foci::python {
@@ -39,7 +40,7 @@ struct Held {
     std::invoke_result_t<F, KvCache&> result;
     without_gil(pairs, [&] {
       const std::lock_guard lock(mutex);
-      result = work(cache);
+      result = with_python_names([&] { return work(cache); });
     });
     return result;
   }
@@ -122,12 +123,14 @@ void bind_cache(nb::module_& m) {
           "__init__",
           [](Held* self, int64_t sequences, int64_t kv_heads, int64_t head_size, int64_t value_size,
              const std::string& dtype, std::optional<int64_t> window) {
-            new (self) Held{KvCache({.sequences = sequences,
-                                     .Hk = kv_heads,
-                                     .D = head_size,
-                                     .Dv = value_size,
-                                     .dtype = dtype_of_name(dtype)},
-                                    window)};
+            new (self) Held{with_python_names([&] {
+              return KvCache({.sequences = sequences,
+                              .Hk = kv_heads,
+                              .D = head_size,
+                              .Dv = value_size,
+                              .dtype = dtype_of_name(dtype)},
+                             window);
+            })};
           },
           nb::arg("sequences"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("value_size"),
           nb::arg("dtype"), nb::arg("window").none())

@@ -11,6 +11,7 @@
 
 #include "foci/core/simd_target.h"
 #include "foci/python/bindings.h"
+#include "foci/python/names.h"
 #include "foci/spec/json.h"
 
 namespace foci::python {
@@ -36,7 +37,7 @@ Plan HeldSpec::plan(const AttentionShape& shape, Statistics statistics) const {
   }
   AttentionSpec spec = spec_;
   spec.statistics = statistics;
-  Plan plan = Plan::make(spec, shape);
+  Plan plan = with_python_names([&] { return Plan::make(spec, shape); });
   if (plans_.size() == kMostPlans) plans_.erase(plans_.begin());
   plans_.push_back({shape, statistics, target, plan});
   return plan;
@@ -89,7 +90,10 @@ HeldSpec* with_numbers(const HeldSpec& held, const std::optional<std::vector<dou
     }
   }
   if (seed && spec.dropout) spec.dropout->seed = *seed;
-  validate(spec);
+  with_python_names([&] {
+    validate(spec);
+    return 0;
+  });
   return new HeldSpec(std::move(spec));
 }
 

@@ -29,6 +29,8 @@ def ordinary(name: str, array: Any) -> Any:
     """
     if isinstance(array, (np.ndarray, np.generic)):
         return _of_numpy(name, array)
+    if isinstance(array, memoryview):
+        return _of_numpy(name, np.asarray(array))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _of_torch(name, array, torch)
@@ -74,6 +76,7 @@ def refused_tensor(t: Any) -> str:
     """Why a tensor of PyTorch's has no memory that can be read, and what would be right; empty
     where nothing is wrong with it."""
     import torch
+    import torch.masked
 
     if t.is_nested:
         layout = "jagged" if t.layout is torch.jagged else "strided"
@@ -112,7 +115,7 @@ def _of_torch(name: str, t: Any, torch: Any) -> Any:
     if type(t) is not torch.Tensor:
         dispatch = getattr(type(t), "__torch_dispatch__", None)
         if dispatch is not torch._C._disabled_torch_dispatch_impl:
-            raise TypeError(f"{name}: {type(t).__name__} arrived, whose numbers are not its memory; "
+            raise TypeError(f"{name}: {type(t).__name__} arrived, which hides its numbers; "
                             "a plain torch.Tensor is right")
         if _own_function(type(t), torch):
             raise TypeError(f"{name}: {type(t).__name__} arrived, which computes by rules of its "

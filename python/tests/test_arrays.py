@@ -32,6 +32,7 @@ WAYS = {  # the same numbers, held otherwise
     "masked nowhere": lambda x: masked(x, False),
     "subclass": lambda x: x.view(type("Own", (np.ndarray,), {})),
     "memoryview": lambda x: memoryview(np.ascontiguousarray(x)),
+    "big endian memoryview": lambda x: memoryview(x.astype(x.dtype.newbyteorder(">"))),
     "big endian, backwards": lambda x: x[::-1].astype(x.dtype.newbyteorder(">"))[::-1],
 }
 
@@ -61,7 +62,7 @@ def test_the_same_numbers_held_otherwise(way):
     cache.append(held(k), held(v))
     same.append(k, v)
     assert np.array_equal(cache.attend(held(q)), same.attend(q))
-    if way != "memoryview":
+    if "memoryview" not in way:
         assert np.array_equal(foci.weights(held(q), held(k)), foci.weights(q, k))
         assert np.array_equal(foci.entmax(held(q), axis=1), foci.entmax(q, axis=1))
 

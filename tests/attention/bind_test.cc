@@ -414,5 +414,36 @@ TEST(Ranges, ScatteredInALaterBatchMarksTheEarlierOnes) {
   EXPECT_TRUE(m.allows(1, 0, 0, 2) && !m.allows(1, 0, 0, 1) && m.allows(1, 0, 1, 1));
 }
 
+TEST(Bind, NoHeadsGiveNothing) {
+  AttentionSpec spec = spec_of_everything();
+  spec.statistics.add(Statistic::coverage);
+  for (const Normalizer& normalizer : {Normalizer{Softmax{}}, Normalizer{Sparsemax{}},
+                                       Normalizer{Entmax{1.5}}, Normalizer{TopK{2}}}) {
+    spec.normalizer = normalizer;
+    AttentionInputs in = inputs();
+    in.q = Tensor::zeros({2, 0, 3, 4});
+    in.k = Tensor::zeros({2, 0, 5, 4});
+    in.v = Tensor::zeros({2, 0, 5, 6});
+    in.bias = Tensor::full({3, 5}, 1);
+    in.slopes = Tensor::zeros({0});
+    in.table1d = Tensor::zeros({0, 7});
+    in.table2d = Tensor::zeros({0, 1, 9});
+    const Plan plan = Plan::make(spec, shape_of(in));
+    const Bound bound = plan.bind(in);
+    const AttentionOutputs out = bound.forward();
+    EXPECT_EQ(out.y.shape(), Dims({2, 0, 3, 6}));
+    EXPECT_EQ(out.coverage.shape(), Dims({2, 0, 5}));
+    const AttentionGradients g = bound.backward(
+        out, {.dy = out.y}, {.bias = true, .slopes = true, .tables = true, .score_w = true});
+    EXPECT_EQ(g.dq.shape(), in.q.shape());
+    EXPECT_EQ(g.dv.shape(), in.v.shape());
+    EXPECT_EQ(g.dbias.shape(), in.bias.shape());
+    for (int64_t n = 0; n < 15; ++n) EXPECT_EQ(g.dbias.data<float>()[n], 0);
+    for (int64_t n = 0; n < 4; ++n) EXPECT_EQ(g.dscore_w.data<float>()[n], 0);
+    EXPECT_EQ(bound.weights(out, {}, {}).numel(), 0);
+    EXPECT_EQ(reference::attention_forward(spec, in).out.y.shape(), Dims({2, 0, 3, 6}));
+  }
+}
+
 }  // namespace
 }  // namespace foci

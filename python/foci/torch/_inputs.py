@@ -7,6 +7,7 @@ from typing import Any, Dict, Optional
 
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from .._arrays import refusal
@@ -23,8 +24,8 @@ def check_kind(name: str, t: Any) -> None:
     if isinstance(t, CausalBias):
         raise TypeError(f"{name}: a causal bias of torch.nn.attention.bias arrived, which holds no "
                         "numbers; bias, keep and attn_mask take it")
-    if t.layout is not torch.strided or t.is_nested or t.is_quantized or isinstance(
-            t, torch.masked.MaskedTensor):
+    if (t.layout is not torch.strided or t.is_nested or t.is_quantized or
+            isinstance(t, MaskedTensor)):
         raise refusal(name, t)
 
 

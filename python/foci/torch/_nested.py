@@ -85,7 +85,7 @@ def packed_options(options: Dict[str, Any], names: Tuple[str, str, str], q: Any,
         raise ValueError(f"{names[1]}: {len(nk)} sequences arrived beside {len(nq)} of {names[0]}; "
                          "as many are right")
     if k is not v and (len(nk) != len(nv) or not bool((nk == nv).all())):
-        raise ValueError(f"{names[2]}: sequences of other lengths than those of {names[1]} arrived; "
+        raise ValueError(f"{names[2]}: other lengths than those of {names[1]} arrived; "
                          "the same are right")
     ids = torch.arange(len(nq), dtype=torch.int32)
     segments = {"q_segments": ids.repeat_interleave(nq, output_size=pq.shape[2])[None],
