@@ -124,7 +124,7 @@ Tensor normalize(const Normalizer& normalizer, const Tensor& scores) {
 }
 
 Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
-                          const Tensor& dweights, const Tensor& scores) {
+                          const Tensor& dweights) {
   check_normalizer(normalizer);
   check_rows("weights", weights);
   check_rows("dweights", dweights);
@@ -132,17 +132,8 @@ Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
           "dweights: shape {} given, {} as of weights is right", dweights.shape(), weights.shape());
   require(dweights.dtype() == weights.dtype(), "dweights: {} given, {} as of weights is right",
           name_of(dweights.dtype()), name_of(weights.dtype()));
-  if (scores.defined()) {
-    check_rows("scores", scores);
-    require(scores.shape() == weights.shape(), "scores: shape {} given, {} as of weights is right",
-            scores.shape(), weights.shape());
-    require(scores.dtype() == weights.dtype(), "scores: {} given, {} as of weights is right",
-            name_of(scores.dtype()), name_of(weights.dtype()));
-  }
-  const auto* entmax = std::get_if<Entmax>(&normalizer);
-  const bool again = scores.defined() && entmax && entmax->alpha > 2;
   Tensor dscores = Tensor::empty(weights.shape(), weights.dtype());
-  const Rows from(again ? scores : weights), upstream(dweights), to(dscores);
+  const Rows from(weights), upstream(dweights), to(dscores);
   const int64_t columns = weights.dim(-1), width = plain::round_up(columns, kLanes);
   const kernels::RowKernels& kernels = kernels::row_kernels(current_target());
   for_each_row(weights, width, [&](int64_t r, Buffers& b) {
@@ -151,21 +142,13 @@ Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
     upstream.load(r, g);
     std::fill(p + columns, p + width, 0.0f);
     std::fill(g + columns, g + width, 0.0f);
-    if (again) {
-      b.row.wants_factors = true;
-      b.row.log_factors.resize(width);
-      const plain::Sight sight =
-          sight_of(columns, b.seen, [&](int64_t j) { return p[j] != -kInf; });
-      plain::normalize(kernels, normalizer, sight, width, {}, p, nullptr, b.row);
-    }
     const plain::Sight part = sight_of(columns, b.seen, [&](int64_t j) { return p[j] != 0; });
     if (part.seen) {
       for (int64_t j = 0; j < columns; ++j) {
         if (!part.seen[j]) g[j] = 0;
       }
     }
-    plain::normalize_backward(kernels, normalizer, part, 0, 0, p, g,
-                              again ? b.row.log_factors.data() : nullptr);
+    plain::normalize_backward(kernels, normalizer, part, 0, 0, p, g);
     to.store(r, g);
   });
   return dscores;

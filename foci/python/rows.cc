@@ -46,23 +46,20 @@ void bind_rows(nb::module_& m) {
       nb::arg("spec"), nb::arg("scores").none(), nb::arg("into") = nb::none());
   m.def(
       "normalize_backward",
-      [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into,
-         nb::handle scores) {
+      [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into) {
         const HostPoolScope host(weights);
         if (into.is_none()) {
           refuse_gradient("weights", weights);
           refuse_gradient("dweights", dweights);
-          refuse_gradient("scores", scores);
         }
         const Tensor p = asked("weights", weights), up = asked("dweights", dweights);
-        const Tensor s = scores.is_none() ? Tensor() : asked("scores", scores);
         Tensor g;
         without_gil(static_cast<double>(p.numel()),
-                    [&] { g = normalize_backward(spec.spec().normalizer, p, up, s); });
+                    [&] { g = normalize_backward(spec.spec().normalizer, p, up); });
         return result(g, into);
       },
       nb::arg("spec"), nb::arg("weights").none(), nb::arg("dweights").none(),
-      nb::arg("into") = nb::none(), nb::arg("scores") = nb::none());
+      nb::arg("into") = nb::none());
 }
 
 }  // namespace foci::python

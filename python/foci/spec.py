@@ -109,9 +109,6 @@ def _in_options(message: str) -> str:
     name, colon, rest = message.partition(":")
     if name.startswith("masks[") and name.endswith((".left", ".right")):
         return f"window{colon}{rest}"
-    if name.startswith("biases["):
-        name = {"grid": "relative2d", "max_distance": "relative1d"}.get(
-            name.rpartition(".")[2], name)
     return f"{_NAMES.get(name, name)}{colon}{rest}"
 
 
@@ -160,10 +157,9 @@ class Spec:
             option that nothing reads (alpha without entmax, say).
     """
 
-    __slots__ = ("_held", "_json", "_reads")
+    __slots__ = ("_held", "_json")
     _held: _core.Spec
     _json: str
-    _reads: Tuple[str, ...]
 
     def __init__(self, *, score: str = "dot", gamma: Optional[float] = None,
                  scale: Union[None, float, Sequence[float]] = None,
@@ -227,7 +223,6 @@ class Spec:
         held = _core.Spec(text)
         object.__setattr__(self, "_held", held)
         object.__setattr__(self, "_json", held.to_json())
-        object.__setattr__(self, "_reads", tuple(held.tensors()))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Spec cannot be changed; make another one")
@@ -253,7 +248,7 @@ class Spec:
     @property
     def tensors(self) -> Tuple[str, ...]:
         """Names of the arrays beside q, k and v that this spec reads."""
-        return self._reads
+        return tuple(self._held.tensors())
 
     def replace(self, **changes: Any) -> "Spec":
         """Another spec, with other values of some of the constructor's options.

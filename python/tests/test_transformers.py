@@ -11,6 +11,7 @@ import copy
 import inspect
 import os
 import pickle
+import warnings
 from typing import Any, Dict, List, Optional
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -53,9 +54,9 @@ SMALL: Dict[str, Any] = dict(vocab_size=100, hidden_size=32, num_hidden_layers=2
 
 def config_of(kind: str) -> Any:
     t = transformers
-    if kind in ("bert", "t5") and int(t.__version__.split(".")[0]) < 5:
+    if kind == "t5" and not hasattr(t.models.t5.modeling_t5, "ALL_ATTENTION_FUNCTIONS"):
         pytest.skip(f"transformers {t.__version__}'s {kind} takes no attention implementation of "
-                    "others; 5 is needed")
+                    "others; a newer one is needed")
     if kind == "bert":
         return t.BertConfig(**SMALL, max_position_embeddings=64)
     if kind == "vit":
@@ -75,6 +76,25 @@ def config_of(kind: str) -> Any:
     if kind == "gemma2":
         return t.Gemma2Config(**SMALL, num_key_value_heads=2, head_dim=8, sliding_window=4,
                               attn_logit_softcapping=2.0, query_pre_attn_scalar=8)
+    if kind == "gpt_neo":
+        return t.GPTNeoConfig(vocab_size=100, hidden_size=32, num_layers=2, num_heads=4,
+                              intermediate_size=64, window_size=4, max_position_embeddings=64,
+                              attention_types=[[["global", "local"], 1]])
+    if kind == "falcon":
+        return t.FalconConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2,
+                              num_attention_heads=4, new_decoder_architecture=True, num_kv_heads=2)
+    if kind == "dinov2":
+        return t.Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                              mlp_ratio=2, image_size=16, patch_size=4)
+    if kind == "opt":
+        return t.OPTConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, ffn_dim=64,
+                           num_attention_heads=4, word_embed_proj_dim=32)
+    if kind == "gpt_neox":
+        return t.GPTNeoXConfig(**SMALL)
+    if kind == "data2vec_vision":
+        return t.Data2VecVisionConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                                      intermediate_size=64, image_size=16, patch_size=4,
+                                      use_relative_position_bias=True)
     assert kind == "t5"
     return t.T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
                       decoder_start_token_id=0, pad_token_id=0)
@@ -83,7 +103,12 @@ def config_of(kind: str) -> Any:
 CLASSES = {"bert": "BertModel", "vit": "ViTModel", "gpt2": "GPT2LMHeadModel",
            "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
            "gemma2": "Gemma2ForCausalLM", "gpt_oss": "GptOssForCausalLM",
-           "t5": "T5ForConditionalGeneration"}
+           "t5": "T5ForConditionalGeneration", "gpt_neo": "GPTNeoForCausalLM",
+           "falcon": "FalconForCausalLM"}
+# Those of whom the weights alone are asked.
+OTHERS = {"dinov2": "Dinov2Model", "opt": "OPTModel", "gpt_neox": "GPTNeoXModel",
+          "data2vec_vision": "Data2VecVisionModel"}
+PICTURES = ("vit", "dinov2", "data2vec_vision")
 
 
 def pair(kind: str, dtype: Optional[torch.dtype] = None) -> List[Any]:
@@ -92,9 +117,9 @@ def pair(kind: str, dtype: Optional[torch.dtype] = None) -> List[Any]:
     Eager is in float64, but for those models whose eager softmax is in float32 whatever theirs.
     """
     if dtype is None:
-        own_float32 = kind in ("llama", "mistral", "gemma2", "gpt_oss")
+        own_float32 = kind in ("llama", "mistral", "gemma2", "gpt_oss", "gpt_neo")
         dtype = torch.float32 if own_float32 else torch.float64
-    maker = getattr(transformers, CLASSES[kind])
+    maker = getattr(transformers, {**CLASSES, **OTHERS}[kind])
     config = config_of(kind)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop",
                  "embd_pdrop", "attn_pdrop", "attention_dropout", "dropout_rate"):
@@ -123,14 +148,14 @@ def padded(kind: str) -> torch.Tensor:
 
 
 def inputs_of(kind: str, padding: bool) -> Dict[str, Any]:
-    if kind == "vit":
+    if kind in PICTURES:
         return {"pixel_values": torch.randn(3, 3, 16, 16)}
     inputs: Dict[str, Any] = {"input_ids": torch.randint(2, 100, (3, 10))}
     if padding:
         inputs["attention_mask"] = padded(kind)
     if kind == "t5":
         inputs["decoder_input_ids"] = torch.randint(2, 100, (3, 6))
-    if kind in ("gpt2", "llama", "mistral", "gemma2", "gpt_oss"):
+    if kind not in ("bert", "t5"):
         inputs["use_cache"] = False
     return inputs
 
@@ -176,7 +201,8 @@ def test_gradients_equal_eager(kind: str, padding: bool) -> None:
         assert error <= 5e-5 * max(want.abs().max().item(), 1e-2 * largest), name
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "gpt_neo",
+                                  "falcon"])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"cache_implementation": "static"}],
                          ids=["greedy", "beams", "static"])
 def test_generate_equals_eager(kind: str, options: Dict[str, Any]) -> None:
@@ -259,19 +285,123 @@ def test_an_unmodified_model_changes_its_implementation() -> None:
         assert_near(run(model, inputs), before)
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "t5", "gpt2", "gpt_oss"])
-def test_output_attentions_gives_the_exact_weights(kind: str) -> None:
+@pytest.mark.parametrize("where", ["call", "config", "position"])
+@pytest.mark.parametrize("kind", ["bert", "llama", "t5", "gpt2", "gpt_oss", "vit", "gpt_neo",
+                                  "falcon", *OTHERS])
+def test_output_attentions_gives_the_exact_weights(kind: str, where: str) -> None:
     eager, ours = pair(kind)
     inputs = inputs_of(kind, False)
+    given: Dict[str, Any] = {"output_attentions": True}
+    if where == "config":
+        given = {}
+        for module in [*eager.modules(), *ours.modules()]:
+            if hasattr(module, "config"):  # whose setter knows "eager" alone
+                module.config._output_attentions = True
     with torch.no_grad():
-        want = eager(**inputs, output_attentions=True)
-        got = ours(**inputs, output_attentions=True)
+        want = eager(**{n: x.to(eager.dtype) if n == "pixel_values" else x
+                        for n, x in inputs.items()}, **given)
+        if where == "position":
+            names = list(inspect.signature(ours.forward).parameters)
+            if "output_attentions" not in names:
+                pytest.skip(f"{kind} takes it by name alone")
+            values = {**inputs, **given}
+            got = ours(*[values.get(n) for n in names[:names.index("output_attentions") + 1]],
+                       **{n: x for n, x in values.items()
+                          if names.index(n) > names.index("output_attentions")})
+        else:
+            got = ours(**inputs, **given)
     names = ("encoder_attentions", "decoder_attentions", "cross_attentions") if kind == "t5" else (
         "attentions",)
     for name in names:
         assert len(want[name]) == len(got[name]) == 2
         for a, b in zip(got[name], want[name]):
             assert_near(a, b)
+    assert not backend._models.weights_wanted() and not backend._models._Everywhere.wanted
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
+def test_a_compiled_model_gives_its_weights(kind: str) -> None:
+    eager, ours = pair(kind, torch.float32)
+    inputs = inputs_of(kind, False)
+    torch._dynamo.reset()
+    ours.forward = torch.compile(ours.forward, backend="eager")
+    with torch.no_grad():
+        assert not ours(**inputs).get("attentions")
+        want = eager(**inputs, output_attentions=True).attentions
+        got = ours(**inputs, output_attentions=True).attentions
+        assert not ours(**inputs).get("attentions")
+    assert len(got) == 2
+    for a, b in zip(got, want):
+        assert_near(a, b)
+
+
+def test_weights_are_not_made_for_who_does_not_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = backend._observe.attend
+    monkeypatch.setattr(backend._observe, "attend", lambda *a, want_weights, **k: (
+        seen.append(want_weights) or real(*a, want_weights=want_weights, **k)))
+    _, ours = pair("gpt2")
+    with torch.no_grad():
+        ours(**inputs_of("gpt2", False))
+        with pytest.raises(Exception):
+            ours(output_attentions=True)
+        ours(**inputs_of("gpt2", False))
+    assert seen == [False] * 4
+
+
+# ---- models whose attention classes stand in a table ---------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt_neo", "falcon", "data2vec_vision"])
+def test_tables_of_attention_classes_are_observed(kind: str) -> None:
+    eager, ours = pair(kind, torch.float32)
+    inputs = inputs_of(kind, False)
+    with torch.no_grad():
+        want = torch.stack(eager(**inputs, output_attentions=True).attentions).double()
+        with foci.torch.observe(ours) as o:
+            run(ours, inputs)
+    assert len(o.layers) == 2
+    assert_near(o.entropy, -torch.special.xlogy(want, want).sum(-1))
+    assert_near(o.coverage, want.sum(-2))
+
+
+def test_a_table_without_a_way_is_refused_by_name() -> None:
+    config = transformers.GitConfig(**SMALL, vision_config=dict(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48,
+        image_size=16, patch_size=4))
+    with pytest.raises(ValueError, match="attn_implementation: 'foci' arrived, Git of transformers "
+                                         r"\S+ has .*; 'eager' is right"):
+        transformers.GitModel._from_config(config, attn_implementation="foci")
+    transformers.GitModel._from_config(config, attn_implementation="eager")
+
+
+class OwnAttention(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_a_part_that_does_not_come_to_foci_says_so_in_its_first_call() -> None:
+    _, ours = pair("llama")
+    ours.model.norm = torch.nn.Sequential(ours.model.norm, OwnAttention())
+    inputs = inputs_of("llama", False)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="LlamaModel: transformers .* the attention of "
+                                             "OwnAttention itself, .* does not reach it"):
+            ours(**inputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ours(**inputs)
+            pair("bert")[1](**inputs_of("bert", True))
+
+
+def test_other_implementations_are_left_alone() -> None:
+    model = transformers.LlamaForCausalLM._from_config(config_of("llama"),
+                                                       attn_implementation="sdpa").eval()
+    inputs = inputs_of("llama", True)
+    with torch.no_grad():
+        want = model(**inputs).logits
+        model.set_attn_implementation("foci")
+        assert_near(run(model, inputs), want * inputs["attention_mask"][:, :, None])
 
 
 def test_dropout_follows_pytorchs_seed_and_keeps_the_mean() -> None:

@@ -14,7 +14,7 @@ from .. import _core
 from .._attention import TENSORS, described, indices, resolve, statistics_bits
 from .._types import Options
 from ..spec import Spec
-from . import _inputs, _nested, _op
+from . import _inputs, _nested, _op, _watch
 from ._mask import BlockMask, mask_of
 
 if TYPE_CHECKING:
@@ -232,6 +232,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         for name, t in (("q", q), ("k", k), ("v", v)):
             _require_tensor(name, t)
+    if _watch.listening and _watch.tell is not None and not q.is_nested:
+        told = _watch.tell(q, k, v, spec, statistics, mask_mod, options)
+        if told is not None:
+            return told
     try:
         return _eager(q, k, v, spec, statistics, mask_mod, {**options} if options else options)
     except (TypeError, NotImplementedError, RuntimeError) as error:
@@ -309,8 +313,6 @@ def _own_tensors(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[
     p, seed = options.get("dropout"), options.get("dropout_seed")
     if isinstance(seed, Tensor):
         options = {name: value for name, value in options.items() if name != "dropout_seed"}
-        if spec is None and p is None:
-            raise ValueError("dropout_seed: given, but nothing reads it without dropout")
         if seed.numel() != 1 or seed.dtype != torch.int64:
             raise TypeError(f"dropout_seed: {seed.dtype} of shape {list(seed.shape)} arrived, one "
                             "int64 is right")

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import Token
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
+from . import _watch
 from ._attention import attention
+from ._sdpa import scaled_dot_product_attention
 from ._sinks import attention_with_sinks
 
 __all__ = ["LayerRecord", "Observation", "observe"]
 
 _STATISTICS = ("entropy", "coverage", "max_weight", "support")
-# Observations that are open here; a thread sees its own alone.
-_open: ContextVar[Tuple["Observation", ...]] = ContextVar("foci_observations", default=())
 
 
 @dataclass
 class LayerRecord:
-    """One call of one attention layer.
+    """One call of attention.
 
     Attributes:
-        name: the layer's path inside the observed model, ``encoder.layer.0.attention.self``, say.
+        name: the path, inside the observed model, of the layer or of the innermost module that
+            called: ``encoder.layer.0.attention.self``, say.
         entropy: [B, H, N] in nats, of the weights before dropout.
         coverage: [B, H, M], the weight that each key got from all queries.
         max_weight: [B, H, N]; max_key, int64, is the first key that has it.
@@ -66,14 +67,18 @@ class Observation:
         self._rows = None if rows is None else list(rows)
         self._heads = None if heads is None else list(heads)
         self._names: Dict[torch.nn.Module, str] = {m: name for name, m in model.named_modules()}
-        self._tokens: List[Token[Tuple["Observation", ...]]] = []
+        self._model = model
+        self._entered: List[Tuple[Token[Tuple[Any, ...]], _watch.Modules]] = []
 
     def __enter__(self) -> "Observation":
-        self._tokens.append(_open.set(_open.get() + (self,)))
+        token = _watch.observations.set(_watch.observations.get() + (self,))
+        self._entered.append((token, _watch.Modules(self._model)))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _open.reset(self._tokens.pop())
+        token, modules = self._entered.pop()
+        modules.close()
+        _watch.observations.reset(token)
 
     @property
     def names(self) -> List[str]:
@@ -119,7 +124,9 @@ class Observation:
 
     def _stack(self, name: str) -> torch.Tensor:
         if not self.layers:
-            raise ValueError(f"{name}: no attention layer of the model has run on foci yet")
+            raise ValueError(
+                f"{name}: no attention layer of the model has run on foci yet, inside `with "
+                "observe(...)`, in this thread and uncompiled")
         values = [getattr(record, name) for record in self.layers]
         if values[0] is None:
             asked = ("rows=[...]" if name == "weights" else
@@ -155,15 +162,19 @@ def observe(model: torch.nn.Module,
         >>> o.entropy                        # [layers, B, H, N]
         >>> o.layers[3].name, o.layers[3].coverage
 
-    Every call of an attention layer adds a record, so several forward calls, a ``generate`` or
-    gradient checkpointing add several a layer. Statistics belong to the graph of gradients where
+    Every call of an attention layer adds a record, and so does every call of
+    :func:`foci.torch.attention` or :func:`foci.torch.scaled_dot_product_attention` that a module of
+    the model makes in its forward, under the path of the innermost module that
+    runs. So several forward calls, a ``generate`` or gradient checkpointing add several a layer.
+    Statistics belong to the graph of gradients where
     those are on, so a penalty on the entropy can be learned from; use ``torch.no_grad()`` where
     that is not wanted. Rows of padding queries are among the results; they mean nothing, and to
     leave them out is the caller's part. Code under ``torch.compile`` is not seen.
 
     Args:
-        model: one whose attention runs on foci (``attn_implementation="foci"``, or layers of
-            :class:`foci.torch.MultiheadAttention`), or a part of it: ``model.encoder``, say.
+        model: one whose attention runs on foci (``attn_implementation="foci"``, layers of
+            :class:`foci.torch.MultiheadAttention`, a call of foci's functions), or a part of it:
+            ``model.encoder``, say.
         statistics: names among entropy, coverage, max_weight (brings max_key), support.
         rows: queries whose exact weights are wanted; negative ones count from the end.
         heads: of those rows; all where None.
@@ -175,6 +186,8 @@ def observe(model: torch.nn.Module,
 
 
 def _require_backend(model: torch.nn.Module) -> None:
+    if torch.nn.functional.scaled_dot_product_attention is scaled_dot_product_attention:
+        return  # "sdpa" is foci's then
     found = set()
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -199,18 +212,66 @@ def attend(module: torch.nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.T
     Returns:
         y [B, H, N, Dv], and the weights [B, H, N, M] if wanted.
     """
-    watching: List[Observation] = []
-    if not torch.compiler.is_compiling():  # which cannot trace a ContextVar
-        watching = [o for o in dict.fromkeys(_open.get()) if module in o._names]
+    if torch.compiler.is_compiling() or not _watch.listening:  # compilers trace no ContextVar
+        return _attend(module, [], q, k, v, options, want_weights, sinks)
+    with _watch.quiet():
+        return _attend(module, _watching(module), q, k, v, options, want_weights, sinks)
+
+
+def _watching(module: Optional[torch.nn.Module]) -> List[Tuple["Observation", torch.nn.Module]]:
+    """The observations that are open here, each with the module of its own that calls."""
+    found = []
+    for o in dict.fromkeys(_watch.observations.get()):
+        caller = module if module in o._names else _watch.innermost(o._names)
+        if caller is not None:
+            found.append((o, caller))
+    return found
+
+
+def _attend(module: torch.nn.Module, watching: List[Tuple["Observation", torch.nn.Module]],
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Dict[str, Any],
+            want_weights: bool, sinks: Optional[torch.Tensor]) -> Tuple[
+                torch.Tensor, Optional[torch.Tensor]]:
     if not watching and not want_weights and sinks is None:
         y: torch.Tensor = attention(q, k, v, **options)
         return y, None
-    statistics = {name for o in watching for name in o._statistics} | {"row_stat"}
+    statistics = {name for o, _ in watching for name in o._statistics} | {"row_stat"}
     outputs: Any
     if sinks is not None:
         outputs = attention_with_sinks(q, k, v, sinks, statistics, options)
     else:
         outputs = attention(q, k, v, statistics=tuple(sorted(statistics)), **options)
-    for o in watching:
-        o._record(module, outputs)
+    for o, caller in watching:
+        o._record(caller, outputs)
     return outputs.y, outputs.weights() if want_weights else None
+
+
+def _tell(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: Any, statistics: Any,
+          mask_mod: Any, options: Dict[str, Any]) -> Any:
+    """A call of attention by whomever, told to the observations whose modules run.
+
+    Returns:
+        What the call gives; None where nobody looks on.
+    """
+    watching = [] if _watch.is_quiet() else _watching(None)
+    if not watching:
+        return None
+    asked = (statistics,) if isinstance(statistics, str) else tuple(statistics or ())
+    wanted = {name for o, _ in watching for name in o._statistics} | {"row_stat", *asked}
+    wanted.discard("")
+    with _watch.quiet():
+        outputs = attention(q, k, v, spec, statistics=tuple(sorted(wanted)), mask_mod=mask_mod,
+                            **options)
+        for o, caller in watching:
+            o._record(caller, outputs)
+    if not any(asked):
+        return outputs.y
+    for name in _STATISTICS:
+        if name not in asked:
+            setattr(outputs, name, None)
+    if "max_weight" not in asked:
+        outputs.max_key = None
+    return outputs
+
+
+_watch.tell = _tell

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch.utils._pytree import tree_map
+
+from ._models import attention_classes, served, warn_unreached
 
 __all__ = ["PatternMask", "is_tracing", "mask_function_for"]
 
@@ -29,8 +30,8 @@ def is_tracing() -> bool:
 class PatternMask(torch.Tensor):
     """A boolean mask [B, 1, N, M], True where a query may see a key, without N x M memory.
 
-    A model that passes it on keeps the rule; any operation on it sees the dense tensor. Made outside
-    of what torch.compile sees, it may go into it.
+    A model that passes it on keeps the rule; any operation on it sees the dense tensor. Made
+    outside of what torch.compile sees, it may go into it.
 
     Args:
         shape: [B, 1, N, M].
@@ -235,12 +236,11 @@ def _ways(config: type) -> Tuple[bool, bool]:
         return False, False
     classes = [c for c in vars(module).values()
                if isinstance(c, type) and issubclass(c, torch.nn.Module)]
-    layers = [c for c in classes if "Attention" in c.__name__ and c.__module__ == module.__name__]
+    layers = attention_classes(module)
     say = bool(layers) and all("is_causal" in c.__init__.__code__.co_names for c in layers)
     if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
-        warnings.warn(
-            f"{config.__name__}: transformers computes the attention of these models itself, "
-            "attn_implementation='foci' does not reach it", stacklevel=2)
+        if layers and not served(module):
+            warn_unreached(config.__name__)
         return True, say
     flags = ("_supports_sdpa", "_supports_flex_attn")
     models = [c for c in classes if getattr(c, "config_class", None) is config

@@ -7,12 +7,12 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
-from . import _observe
+from . import _models, _observe
+from ._models import NAME
 from ._pattern import PatternMask, mask_function_for
 
 __all__ = ["register_transformers"]
 
-NAME = "foci"
 # What some models pass to their attention and foci does not compute.
 _REFUSED = ("head_mask", "layer_head_mask")
 
@@ -26,9 +26,13 @@ def register_transformers() -> None:
     and dropout in training; forward and backward. Masks that foci knows as rules never exist as an
     N x M tensor. Calling it again does nothing more.
 
-    Which models take implementations that are not transformers' own depends on its release: Llama
-    and its kin from 4.48, ViT and GPT-2 from 4.53 at least, BERT and T5 from 5. Earlier ones refuse
-    (BERT), or run their own attention all the same (T5); :func:`observe` tells.
+    Which models call an implementation that is not transformers' own depends on its release. A
+    model whose file computes its attention itself (Bloom, MPT, T5 up to 5.0) says in a warning,
+    when it is made or first called, that foci does not reach it, and stays as right as with
+    "eager"; one that has no place for another implementation (GIT, say) is refused when it is made.
+
+    ``PreTrainedModel`` of transformers is told, for models on "foci" alone, whether a call wants
+    ``output_attentions``.
 
     Raises:
         ImportError: without transformers, or with one older than 4.48.
@@ -38,15 +42,24 @@ def register_transformers() -> None:
         functions: Any = modeling_utils.ALL_ATTENTION_FUNCTIONS
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            "foci.torch.register_transformers needs transformers >= 4.48 "
-            f"(pip install 'transformers>=4.48'): {error}") from error
+            "foci.torch.register_transformers needs transformers >= 4.48, "
+            f"{_installed()}: {error}") from error
     _register(functions, attention_forward)
+    _models.attach(modeling_utils.PreTrainedModel, attention_forward)
     try:
         from transformers import masking_utils
         masks: Any = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     except (ImportError, AttributeError):  # before 4.53 models make their masks themselves
         return
     _register(masks, mask_function_for(masking_utils))
+
+
+def _installed() -> str:
+    try:
+        from importlib.metadata import version
+        return f"{version('transformers')} is installed"
+    except ImportError:
+        return "which is not installed (pip install 'transformers>=4.48')"
 
 
 def _register(functions: Any, function: Any) -> None:
@@ -66,6 +79,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                       softcap: Optional[float] = None, sliding_window: Optional[int] = None,
                       s_aux: Optional[torch.Tensor] = None,
                       sinks: Optional[torch.Tensor] = None,
+                      rule: Optional[Dict[str, Any]] = None,
                       **kwargs: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """What a transformers layer calls.
 
@@ -80,6 +94,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         softcap: of the scaled scores.
         s_aux: attention sinks, [H] or, by the name of ``sinks``, [B, H, N, 1]: logits that take
             part in the softmax and have no value.
+        rule: options of :class:`foci.Spec` that hide keys beside the mask.
         sliding_window: counts only where there is no mask, as a mask has it in it.
 
     Returns:
@@ -104,6 +119,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                 options["causal"] = "top-left"
     else:
         options.update(_mask_options(attention_mask, N, M))
+    if rule is not None:
+        options.update(rule)
     if position_bias is not None:
         position_bias = position_bias[..., :M]
         bias = options.get("bias")
@@ -114,15 +131,17 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         options["softcap"] = softcap
     if dropout > 0.0:
         options["dropout"] = float(dropout)  # its seed comes from PyTorch's generator
-    wanted = bool(kwargs.get("output_attentions")) or _collects_attentions()
+    wanted = (bool(kwargs.get("output_attentions")) or _models.weights_wanted()
+              or _collects_attentions())
+    _models.note(module)
     y, weights = _observe.attend(module, query, key, value, options, want_weights=wanted,
                                  sinks=sinks if s_aux is None else s_aux)
     return y.transpose(1, 2).contiguous(), weights
 
 
 def _collects_attentions() -> bool:
-    """Whether the model's output_attentions=True collects weights from its layers' results, for
-    models that do not tell their layers (GPT-2, OPT)."""
+    """Whether weights are collected from layers' results, where only a model's forward was called
+    and not the model."""
     if torch.compiler.is_compiling():
         return False
     module = sys.modules.get("transformers.utils.output_capturing")  # since transformers 5
