@@ -156,8 +156,8 @@ class Demo : public Verb {
       out.hits.lines.push_back({label, rate, is_trained});
     };
     const auto named = [](const char* when, const std::pair<int64_t, int64_t>& head) {
-      return fmt::format("{}, head chosen on other scenes (layer {}, head {})", when,
-                         head.first + 1, head.second + 1);
+      return fmt::format("{}, layer {} head {} (chosen on other scenes)", when, head.first + 1,
+                         head.second + 1);
     };
     line("trained, last layer's heads together", trained, true);
     line("trained, all heads together", r.trained.hits->all_heads(), true);

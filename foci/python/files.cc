@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <filesystem>
+
 #include "foci/cli/pictures.h"
 #include "foci/cli/verb.h"
 #include "foci/core/error.h"
@@ -21,8 +23,20 @@ namespace {
 using Arrays = nb::typed<nb::dict, nb::str, nb::object>;
 using Metadata = nb::typed<nb::dict, nb::str, nb::str>;
 
+// A path as the system has it: its bytes need not be UTF-8.
+std::string native(const nb::bytes& path) {
+  return {path.c_str(), path.size()};
+}
+
+nb::object python_path(const std::filesystem::path& path) {
+  const std::string& bytes = path.native();
+  return nb::steal(
+      PyUnicode_DecodeFSDefaultAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
+}
+
 // Arrays, metadata, and for names that cannot be read the reason.
-nb::typed<nb::tuple, Arrays, Metadata, Metadata> load(const std::string& path) {
+nb::typed<nb::tuple, Arrays, Metadata, Metadata> load(const nb::bytes& given) {
+  const std::string path = native(given);
   Safetensors file;
   {
     const nb::gil_scoped_release free;
@@ -38,8 +52,9 @@ nb::typed<nb::tuple, Arrays, Metadata, Metadata> load(const std::string& path) {
       nb::make_tuple(tensors, file.metadata, file.unreadable));
 }
 
-void save(const std::string& path, const Arrays& tensors,
+void save(const nb::bytes& given, const Arrays& tensors,
           const std::map<std::string, std::string>& metadata) {
+  const std::string path = native(given);
   std::vector<std::pair<std::string, Tensor>> list;
   for (const auto& [key, value] : tensors) {
     if (!nb::isinstance<nb::str>(key)) {
@@ -57,8 +72,11 @@ void save(const std::string& path, const Arrays& tensors,
   write_safetensors(path, list, metadata);
 }
 
-std::string inspect(const std::string& model, const std::vector<std::string>& images,
-                    const std::string& report) {
+std::string inspect(const nb::bytes& folder, const std::vector<nb::bytes>& pictures_given,
+                    const nb::bytes& page) {
+  const std::string model = native(folder), report = native(page);
+  std::vector<std::string> images;
+  for (const nb::bytes& path : pictures_given) images.push_back(native(path));
   require(!images.empty(), "images: none arrived, at least one picture is right");
   std::string json;
   without_gil(kLong, [&] {
@@ -70,9 +88,11 @@ std::string inspect(const std::string& model, const std::vector<std::string>& im
   return json;
 }
 
-Arrays verify(const std::vector<std::string>& paths, bool reference,
+Arrays verify(const std::vector<nb::bytes>& given, bool reference,
               const std::vector<std::string>& targets,
               const std::optional<std::string>& implementation) {
+  std::vector<std::filesystem::path> paths;
+  for (const nb::bytes& path : given) paths.emplace_back(native(path));
   VerifyOptions options;
   options.reference = reference;
   for (const std::string& name : targets) options.targets.push_back(parse_target(name));
@@ -86,11 +106,11 @@ Arrays verify(const std::vector<std::string>& paths, bool reference,
         *implementation == "plain" ? Implementation::plain : Implementation::fused;
   }
   VerifyReport report;
-  without_gil(kLong, [&] { report = verify_paths({paths.begin(), paths.end()}, options); });
+  without_gil(kLong, [&] { report = verify_paths(paths, options); });
   nb::list failures, unreadable;
   for (const VerifyFailure& f : report.failures) {
     nb::dict one;
-    one["path"] = f.path.string();
+    one["path"] = python_path(f.path);
     one["op"] = f.op;
     one["engine"] = f.engine;
     one["tensor"] = f.tensor;
@@ -102,7 +122,7 @@ Arrays verify(const std::vector<std::string>& paths, bool reference,
     failures.append(one);
   }
   for (const VerifyUnreadable& u : report.unreadable) {
-    unreadable.append(nb::make_tuple(u.path.string(), u.message));
+    unreadable.append(nb::make_tuple(python_path(u.path), u.message));
   }
   Arrays result;
   result["passed"] = report.passed;

@@ -56,8 +56,8 @@ std::string head_of(const Scene& scene, const std::vector<std::string>& classes)
                      verdict(scene, classes));
 }
 
-std::string together(const Scene& scene, const std::string& id) {
-  return tile(scene, heat_marks(scene, last_layer_mean(scene).data(), id), "last layer, mean",
+std::string together(const Scene& scene, const std::string& id, const char* label) {
+  return tile(scene, heat_marks(scene, last_layer_mean(scene).data(), id), label,
               "mean of the last layer's heads");
 }
 
@@ -66,7 +66,8 @@ std::string together(const Scene& scene, const std::string& id) {
 std::string scene_card(const Scene& scene, const std::vector<std::string>& classes,
                        const std::string& id) {
   std::string out = head_of(scene, classes) + "<div class=\"looks\"><div class=\"whole\">" +
-                    original(scene, id) + together(scene, id) + "</div><div class=\"layers\">";
+                    original(scene, id) + together(scene, id, "last layer, mean") +
+                    "</div><div class=\"layers\">";
   const int64_t patches = scene.rows * scene.columns;
   for (int64_t l = 0; l < scene.layers; ++l) {
     out += fmt::format(
@@ -86,7 +87,7 @@ std::string scene_card(const Scene& scene, const std::vector<std::string>& class
 std::string mistake_card(const Scene& scene, const std::vector<std::string>& classes,
                          const std::string& id) {
   return head_of(scene, classes) + "<div class=\"pair\">" + original(scene, id) +
-         together(scene, id) + "</div>";
+         together(scene, id, "last layer") + "</div>";
 }
 
 std::string index_entry(const Scene& scene, const std::vector<std::string>& classes,

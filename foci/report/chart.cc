@@ -196,7 +196,7 @@ Chart draw(const LineChart& chart) {
   std::pair<double, double> x_range{kInf, -kInf}, y_range{kInf, -kInf};
   for (const Line& line : chart.lines) {
     const Thinned t = thin(line.x, line.y, kPointsDrawn);
-    for (double x : t.x) widen(x_range, x);
+    for (double x : line.x) widen(x_range, x);  // neighbours' means would end before the last
     const bool band = line.x.size() > kPointsDrawn;
     for (size_t i = 0; i < t.x.size(); ++i) {
       widen(y_range, band ? t.low[i] : t.mean[i]);

@@ -29,14 +29,16 @@ class Tensors(Dict[str, np.ndarray]):
         raise KeyError(name)
 
 
-def _path(name: str, path: Path) -> str:
+def _path(name: str, path: Path) -> bytes:
     try:
-        text = os.fsdecode(path)
+        native = os.fsencode(path)
     except TypeError:
         raise TypeError(f"{name}: {type(path).__name__} arrived, a path is right") from None
-    if "\0" in text:
-        raise ValueError(f"{name}: a path with a null character arrived, no file has such a name")
-    return text
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: {path!r} arrived, which is no name that a file can have") from None
+    if b"\0" in native:
+        raise ValueError(f"{name}: {path!r} arrived, but no file's name holds a null character")
+    return native
 
 
 def load(path: Path) -> Tensors:
@@ -53,7 +55,7 @@ def load(path: Path) -> Tensors:
     arrays, _, unreadable = _core.load(where)
     tensors = Tensors(arrays)
     tensors.unreadable = dict(unreadable)
-    tensors._path = where
+    tensors._path = os.fsdecode(where)
     return tensors
 
 
@@ -127,5 +129,5 @@ def inspect(model: Path, images: Union[Path, Iterable[Path]],
     if isinstance(images, (str, os.PathLike)):
         images = (images,)
     text = _core.inspect(_path("model", model), [_path("images", p) for p in images],
-                         "" if report is None else _path("report", report))
+                         b"" if report is None else _path("report", report))
     return tuple(json.loads(text)["pictures"])

@@ -94,6 +94,84 @@ def test_files_that_lie(tmp_path):
         foci.load(3)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+                                  "uint64", "bool", "float16", "float32", "float64"])
+def test_every_type_of_numpy_survives_a_file(tmp_path, kind):
+    x = np.array([[0, 1, 1], [1, 0, 1]], kind)
+    if x.dtype.kind in "iu":
+        x[0] = np.iinfo(kind).min, np.iinfo(kind).max, 7
+    foci.save(tmp_path / "x.safetensors", {"x": x, "turned": x.T, "w": np.ones(3, "f4")})
+    back = foci.load(tmp_path / "x.safetensors")
+    assert back["x"].dtype == x.dtype and (back["x"] == x).all() and (back["turned"] == x.T).all()
+    assert (back["w"] == 1).all() and back.unreadable == {}
+
+
+def test_what_numpy_lacks_stops_only_who_asks_for_it(tmp_path):
+    path = tmp_path / "x.safetensors"
+    header = (b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+              b'"e4":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[8,12]},'
+              b'"ids":{"dtype":"U16","shape":[1],"data_offsets":[12,14]},'
+              b'"b":{"dtype":"BF16","shape":[1],"data_offsets":[14,16]}}')
+    data = np.array([1.5, -2], "f4").tobytes() + b"abcd" + b"\x03\x01" + b"\x80\x3f"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    got = foci.load(path)
+    assert sorted(got) == ["b", "ids", "w"] and got["ids"][0] == 259 and got["b"][0] == 1
+    assert (got["w"] == [1.5, -2]).all() and "e4" not in got
+    assert list(got.unreadable) == ["e4"] and "F8_E4M3" in got.unreadable["e4"]
+    with pytest.raises(ValueError, match=r"x\.safetensors: tensor 'e4': dtype \"F8_E4M3\""):
+        got["e4"]
+    with pytest.raises(KeyError, match="nothing"):
+        got["nothing"]
+
+
+@pytest.mark.parametrize("data, words", [
+    (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "looks like a PNG picture"),
+    (b"PK\x03\x04" + bytes(26) + b"archive/data.pkl", "looks like a checkpoint of PyTorch"),
+    (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "looks like a pickle"),
+    (b"\x93NUMPY\x01\0v\0{'descr': '<f4'", "looks like a NumPy array"),
+    (b"<!DOCTYPE html><html>", "looks like an HTML page"),
+    (b"", "the file is empty"), (b"\x10\0\0", "3 bytes are too few"),
+    (b"\x40\0\0\0\0\0\0\0{}", "only 2 bytes follow")])
+def test_other_files_are_named_for_what_they_are(tmp_path, data, words):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=words) as caught:
+        foci.load(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_what_the_system_refuses_is_an_os_error(tmp_path):
+    model, page = tmp_path / "model", tmp_path / "page.html"
+    for call in (lambda: foci.load(tmp_path / "nowhere"), lambda: foci.load(tmp_path),
+                 lambda: foci.load_metadata(tmp_path / "nowhere"),
+                 lambda: foci.save(tmp_path / "no" / "where", {"x": np.ones(1)}),
+                 lambda: foci.save(tmp_path, {"x": np.ones(1)}),
+                 lambda: foci.inspect(model, tmp_path / "a.png"),
+                 lambda: foci.inspect(model, "a.png", report=tmp_path)):
+        with pytest.raises(OSError):
+            call()
+    assert not page.exists() and list(tmp_path.iterdir()) == []
+    model.mkdir()
+    (model / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="inside one another"):
+        foci.inspect(model, tmp_path / "a.png")
+    with pytest.raises(ValueError, match="null character"):
+        foci.load("a\0b")
+    name = b"\xff.safetensors"  # no text, but a name that files may have
+    foci.save(bytes(tmp_path) + b"/" + name, {"x": np.ones(2)})
+    assert (foci.load(bytes(tmp_path) + b"/" + name)["x"] == 1).all()
+    with pytest.raises(OSError, match="cannot be opened"):
+        foci.load(b"nowhere\xff")
+
+
+def test_a_spec_without_end_is_one_line():
+    for text in ("[" * 10_000_000, '{"scale":' + "[" * 200_000, '{"a":' * 200_000,
+                 '{"scale":[' + "1," * 200_000 + "1]}"):
+        with pytest.raises(ValueError) as caught:
+            foci.Spec.from_json(text)
+        assert len(str(caught.value)) < 200
+
+
 def test_case_files_run_on_the_engine(tmp_path):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 2, 5, 4)).astype(np.float32) for _ in range(3))
