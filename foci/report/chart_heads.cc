@@ -52,7 +52,7 @@ double HeadGrid::bound() const {
 
 Chart draw_hits(const LandmarkHits& hits) {
   constexpr double kLeft = 12, kRight = 12, kRow = 46, kTop = 40, kSecondLine = 16;
-  constexpr size_t kLabel = 50;  // characters beside the number
+  constexpr size_t kLabel = 48;  // characters beside the number
   double bottom = kTop;
   for (const LandmarkHits::Line& line : hits.lines) {
     bottom += kRow + kSecondLine * static_cast<double>(wrapped(line.label, kLabel).size() - 1);
