@@ -23,8 +23,8 @@ class TrainVit : public Verb {
     app_ = &app;
     const char* data = "Data";
     app.add_option("--data", data_,
-                   "Folder with one folder a class, PNG or JPEG inside "
-                   "(default: the demo's digits in clutter)")
+                   "Folder with one folder a class, PNG or JPEG inside, upright as EXIF says, "
+                   "clear parts over white (default: the demo's digits in clutter)")
         ->type_name("FOLDER")
         ->group(data);
     app.add_option("--patch", patch_, "Pixels a side of a patch")
