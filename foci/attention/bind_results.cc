@@ -267,6 +267,9 @@ void prepare_gradients(const Problem& p, const AttentionOutputs& saved, const At
           DType::f32);
   const bool per_head = std::holds_alternative<std::vector<double>>(p.spec.scale);
   prepare(g.dscale, "gradients.dscale", w.scale, true, {per_head ? s.H : 1}, DType::f32);
+  const auto* entmax = std::get_if<Entmax>(&p.spec.normalizer);
+  prepare(g.dalpha, "gradients.dalpha", w.alpha && entmax, true,
+          {entmax && !entmax->per_head.empty() ? s.H : 1}, DType::f32);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ class Forward {
       : p_(problem),
         out_(out),
         kernels_(kernels::attention_kernels(problem.target)),
-        map_(fused::row_map_of(problem.spec)),
+        map_(fused::largest_row_map(problem.spec)),
         coverage_(out.coverage.defined()),
         narrow_(fused::serves_narrow(problem.spec) && !coverage_),
         operands_(fused::operands_of(problem, {}, narrow_)),
@@ -132,6 +132,7 @@ class Forward {
     const Unit& unit = units_[u];
     const Sequence& s = sequences_[unit.sequence];
     const int64_t width = kernels_.width;
+    const kernels::RowMap map = fused::row_map_of(p_.spec, unit.head);
     for (int64_t first = unit.begin; first < unit.end; first += width) {
       const int64_t count = std::min(width, unit.end - first);
       if (narrow_ && count * unit.heads <= kernels::kNarrowRows) {
@@ -143,7 +144,7 @@ class Forward {
       o.coverage = coverage_ ? partial_.data<float>() + partial_at_[u] : nullptr;
       int64_t skipped = 0;
       o.skipped_pairs = operands_.boxes.defined() ? &skipped : nullptr;
-      kernels_.forward(map_, strips[0], o, scratch);
+      kernels_.forward(map, strips[0], o, scratch);
       skipped_pairs_ += skipped;
       number_keys(s, o, count);
     }
@@ -189,7 +190,7 @@ class Forward {
   const Problem& p_;
   AttentionOutputs& out_;
   const kernels::AttentionKernels& kernels_;
-  const kernels::RowMap map_;
+  const kernels::RowMap map_;  // of the head that needs the most scratch
   const bool coverage_, narrow_;
   const Operands operands_;
   const std::vector<Sequence> sequences_;
@@ -210,13 +211,13 @@ void fused::forward_f32(const Problem& p, AttentionOutputs& out) {
 void fused::weights_f32(const Problem& p, std::span<const int64_t> rows,
                         std::span<const int64_t> heads, Tensor& weights) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
-  const kernels::RowMap map = fused::row_map_of(p.spec);
   const int64_t M = p.shape.M;
   const Operands operands = fused::operands_of(p);
   const std::vector<Sequence> sequences = fused::sequences_of(p);
   weights.fill(0);
   const auto R = static_cast<int64_t>(rows.size()), G = static_cast<int64_t>(heads.size());
-  const size_t scratch_bytes = kernels.weights_scratch(map, M, p.shape.D, p.shape.Dv);
+  const size_t scratch_bytes =
+      kernels.weights_scratch(fused::largest_row_map(p.spec), M, p.shape.D, p.shape.Dv);
   parallel_for(p.shape.B * G * R, [&](int64_t task) {
     const int64_t b = task / (G * R), g = task / R % G, r = task % R;
     // Sequences lie in order of (batch, first query).
@@ -229,6 +230,7 @@ void fused::weights_f32(const Problem& p, std::span<const int64_t> rows,
     fused::make_strip(p, operands, s, heads[g], rows[r] - s.query_begin, 1, strip);
     float* row = weights.data<float>() + task * M + s.key_begin;
     const kernels::Scratch scratch(static_cast<int64_t>(scratch_bytes / sizeof(float)));
+    const kernels::RowMap map = fused::row_map_of(p.spec, heads[g]);
     kernels.weights(map, strip, row, M, reinterpret_cast<std::byte*>(scratch.get()));
   });
 }

@@ -129,7 +129,9 @@ std::optional<std::string> top_k_scores_all(const AttentionSpec& spec, const Att
 // Whether forward_narrow takes this spec where queries are few.
 bool serves_narrow(const AttentionSpec& spec);
 
-kernels::RowMap row_map_of(const AttentionSpec& spec);
+// Of one query head, and of that head which needs the most scratch.
+kernels::RowMap row_map_of(const AttentionSpec& spec, int64_t head);
+kernels::RowMap largest_row_map(const AttentionSpec& spec);
 
 // float32 problems only.
 void forward_f32(const Problem& problem, AttentionOutputs& out);

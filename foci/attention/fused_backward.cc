@@ -41,7 +41,7 @@ void project_rows(const Tensor& unit, const Tensor& inverse, const Tensor& grad)
 
 // What backward adds up beside dQ, dK and dV, before it is reduced to the gradients' own shapes.
 struct Sums {
-  Tensor scale, slope;          // [B,H,N], where wanted
+  Tensor scale, slope, alpha;   // [B,H,N], where wanted
   std::vector<double> keys;     // per chunk and head of the group: [keys of the sequence]
   std::vector<double> tables;   // likewise: [size of table1d + table2d], of one wave of chunks
   std::vector<double> score_w;  // per chunk: [D]
@@ -71,7 +71,7 @@ class Backward {
         up_(up),
         grads_(grads),
         kernels_(kernels::attention_kernels(problem.target)),
-        map_(fused::row_map_of(problem.spec)),
+        map_(fused::largest_row_map(problem.spec)),
         B_(problem.shape.B),
         H_(problem.shape.H),
         Hk_(problem.shape.Hk),
@@ -90,6 +90,7 @@ class Backward {
     const Dims rows{B_, H_, N_};
     if (wanted.scale && grads.dscale.defined()) sums_.scale = Tensor::zeros(rows);
     if (wanted.slopes && grads.dslopes.defined()) sums_.slope = Tensor::zeros(rows);
+    if (wanted.alpha && grads.dalpha.defined()) sums_.alpha = Tensor::zeros(rows);
     table1d_ = wanted.tables && grads.dtable1d.defined() ? p_.in.table1d.dim(1) : 0;
     table2d_ =
         wanted.tables && grads.dtable2d.defined() ? p_.in.table2d.dim(1) * p_.in.table2d.dim(2) : 0;
@@ -238,6 +239,7 @@ class Backward {
     fused::Tile tile;
     for (int64_t h = c.kv_head * group_; h < (c.kv_head + 1) * group_; ++h) {
       const int64_t in_group = h - c.kv_head * group_;
+      const kernels::RowMap map = fused::row_map_of(p_.spec, h);
       for (int64_t first = c.begin; first < c.end; first += tile_size) {
         load(context, s, h, first, std::min(tile_size, c.end - first), tile);
         kernels::TileGradients& g = tile.gradients;
@@ -263,7 +265,7 @@ class Backward {
           if (table2d_ > 0) g.dtable2d = tables + table1d_;
         }
         if (wants_score_w_) g.dscore_w = sums_.score_w.data() + index * D_;
-        tile.run(kernels_, map_, reinterpret_cast<std::byte*>(scratch.get()));
+        tile.run(kernels_, map, reinterpret_cast<std::byte*>(scratch.get()));
       }
     }
   }
@@ -290,6 +292,7 @@ class Backward {
     }
     g.row_scale = at(sums_.scale);
     g.row_slope = at(sums_.slope);
+    g.row_alpha = at(sums_.alpha);
   }
 
   // A long chunk of a sparse map: some strips at a time are solved, each on its own, and what they
@@ -357,7 +360,7 @@ class Backward {
     load(context, s, h, first, count, tile);
     kernels::SparsePart made;
     tile.gradients.part = &made;
-    tile.run(kernels_, map_, reinterpret_cast<std::byte*>(scratch.get()));
+    tile.run(kernels_, fused::row_map_of(p_.spec, h), reinterpret_cast<std::byte*>(scratch.get()));
     const int64_t width = kernels_.width;
     to.floats = fused::part_floats(made.count, width, dk_stride_ + dv_stride_);
     if (!granted && room.fetch_sub(to.floats) < to.floats) return;
@@ -421,24 +424,23 @@ class Backward {
     return sums;
   }
 
+  // A number a head, or one for all.
+  void store_by_head(const Tensor& rows, const Tensor& to) const {
+    if (!rows.defined()) return;
+    const std::vector<double> per_head = by_head(rows);
+    if (to.numel() == H_) {
+      for (int64_t h = 0; h < H_; ++h) to.at<float>(h) = static_cast<float>(per_head[h]);
+      return;
+    }
+    double sum = 0;
+    for (double x : per_head) sum += x;
+    to.at<float>(0) = static_cast<float>(sum);
+  }
+
   void reduce() {
-    if (sums_.scale.defined()) {
-      const std::vector<double> per_head = by_head(sums_.scale);
-      if (grads_.dscale.numel() == H_ &&
-          std::holds_alternative<std::vector<double>>(p_.spec.scale)) {
-        for (int64_t h = 0; h < H_; ++h)
-          grads_.dscale.at<float>(h) = static_cast<float>(per_head[h]);
-      } else {
-        double sum = 0;
-        for (double x : per_head) sum += x;
-        grads_.dscale.at<float>(0) = static_cast<float>(sum);
-      }
-    }
-    if (sums_.slope.defined()) {
-      const std::vector<double> per_head = by_head(sums_.slope);
-      for (int64_t h = 0; h < H_; ++h)
-        grads_.dslopes.at<float>(h) = static_cast<float>(per_head[h]);
-    }
+    store_by_head(sums_.scale, grads_.dscale);
+    store_by_head(sums_.slope, grads_.dslopes);
+    store_by_head(sums_.alpha, grads_.dalpha);
     for (int64_t h = 0; h < H_ && !table_sums_.empty(); ++h) {
       const double* from = table_sums_.data() + h * (table1d_ + table2d_);
       const auto store = [&](const Tensor& to, int64_t size) {
@@ -504,12 +506,13 @@ class Backward {
       const Tensor stat = saved_.row_stat.contiguous();
       const float* row_stat = stat.data<float>();
       const Tensor upstream = up_.drow_stat.defined() ? up_.drow_stat.contiguous() : Tensor();
-      const double unit = map_.kind == kernels::RowNormalizer::sparsemax ||
-                                  map_.kind == kernels::RowNormalizer::entmax
-                              ? map_.alpha - 1
-                              : 1;
       for (int64_t b = 0; b < B_; ++b) {
         for (int64_t h = 0; h < H_; ++h) {
+          const kernels::RowMap map = fused::row_map_of(p_.spec, h);
+          const double unit = map.kind == kernels::RowNormalizer::sparsemax ||
+                                      map.kind == kernels::RowNormalizer::entmax
+                                  ? map.alpha - 1
+                                  : 1;
           for (int64_t i = 0; i < N_; ++i) {
             const int64_t row = (b * H_ + h) * N_ + i;
             double& sum = element(b, h, i, 0);
@@ -530,7 +533,7 @@ class Backward {
   const AttentionUpstream& up_;
   AttentionGradients& grads_;
   const kernels::AttentionKernels& kernels_;
-  const kernels::RowMap map_;
+  const kernels::RowMap map_;  // of the head that needs the most scratch
   const int64_t B_, H_, Hk_, N_, M_, D_, Dv_, group_;
   Operands operands_;
   const std::vector<Sequence> sequences_;

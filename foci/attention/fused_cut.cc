@@ -48,7 +48,7 @@ std::vector<Sequence> sequences_of(const Problem& p) {
   return list;
 }
 
-kernels::RowMap row_map_of(const AttentionSpec& spec) {
+kernels::RowMap row_map_of(const AttentionSpec& spec, int64_t head) {
   using kernels::RowMap;
   using kernels::RowNormalizer;
   return std::visit(
@@ -57,13 +57,23 @@ kernels::RowMap row_map_of(const AttentionSpec& spec) {
           [](const Sparsemax&) {
             return RowMap{RowNormalizer::sparsemax, 2};
           },
-          [](const Entmax& e) {
-            return RowMap{e.alpha == 2 ? RowNormalizer::sparsemax : RowNormalizer::entmax, e.alpha};
+          [&](const Entmax& e) {
+            const double alpha =
+                e.per_head.empty() ? e.alpha : e.per_head[static_cast<size_t>(head)];
+            return RowMap{alpha == 2 ? RowNormalizer::sparsemax : RowNormalizer::entmax, alpha};
           },
           [](const TopK& t) {
             return RowMap{RowNormalizer::top_k, 0, t.k};
           }},
       spec.normalizer);
+}
+
+kernels::RowMap largest_row_map(const AttentionSpec& spec) {
+  const auto* e = std::get_if<Entmax>(&spec.normalizer);
+  if (e == nullptr || e->per_head.empty()) return row_map_of(spec, 0);
+  // Above 2 more is kept of a row than below.
+  const auto largest = std::max_element(e->per_head.begin(), e->per_head.end());
+  return row_map_of(spec, largest - e->per_head.begin());
 }
 
 namespace {

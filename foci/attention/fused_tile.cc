@@ -75,7 +75,6 @@ void add_shared_bias_gradient(const TileContext& c, const std::vector<Sequence>&
                               const Tensor& dbias) {
   const Problem& p = c.problem;
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
-  const kernels::RowMap map = row_map_of(p.spec);
   const int64_t B = p.shape.B, H = p.shape.H, N = p.shape.N;
   const Tensor view = dbias.broadcast_to({B, H, N, p.shape.M});
   const Dims& stride = view.strides();
@@ -84,7 +83,8 @@ void add_shared_bias_gradient(const TileContext& c, const std::vector<Sequence>&
   const int64_t own_batches = stride[0] == 0 ? 1 : B, own_heads = stride[1] == 0 ? 1 : H;
   int64_t most_keys = 0;
   for (const Sequence& s : sequences) most_keys = std::max(most_keys, s.keys);
-  const size_t scratch_bytes = kernels.backward_scratch(map, most_keys, p.shape.D, p.shape.Dv);
+  const size_t scratch_bytes =
+      kernels.backward_scratch(largest_row_map(p.spec), most_keys, p.shape.D, p.shape.Dv);
   parallel_for(own_batches * own_heads * blocks, [&](int64_t task) {
     const int64_t row_begin = task % blocks * tile_size;
     const int64_t row_end = std::min(N, row_begin + tile_size);
@@ -103,6 +103,7 @@ void add_shared_bias_gradient(const TileContext& c, const std::vector<Sequence>&
                   (s.query_begin + begin) * stride[2] + s.key_begin * stride[3];
         g.dbias_query_stride = stride[2];
         g.dbias_key_stride = stride[3];
+        const kernels::RowMap map = row_map_of(p.spec, h);
         tile.run(kernels, map, reinterpret_cast<std::byte*>(scratch.get()));
       }
     }

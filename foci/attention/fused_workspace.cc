@@ -31,7 +31,7 @@ class Workspace {
       : spec_(spec),
         s_(shape),
         kernels_(kernels::attention_kernels(target)),
-        map_(fused::row_map_of(spec)),
+        map_(fused::largest_row_map(spec)),
         threads_(static_cast<size_t>(num_threads())),
         segmented_(has_mask<Segments>(spec)),
         queries_(product({s_.B, s_.N})),
@@ -149,7 +149,7 @@ class Workspace {
     }
     n += sizeof(kernels::RowConstants) * product({s_.H / s_.Hk, s_.N});  // of panels
     n += kGrowth * chunks * 8 * sizeof(int64_t);
-    n += 2 * floats(rows_);  // sums over keys for scale and slopes
+    n += 3 * floats(rows_);  // sums over keys for scale, slopes and alpha
     if (find_bias<TensorBias>(spec_)) {
       // Of the forms that its gradient may take, those whose bias is [.., M] and [.., N, 1].
       n += floats(rows_) + rows_ * sizeof(double);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "foci/attention/plain.h"
@@ -22,6 +23,10 @@ void check_normalizer(const Normalizer& normalizer) {
   AttentionSpec spec;
   spec.normalizer = normalizer;
   validate(spec);
+  const auto* e = std::get_if<Entmax>(&normalizer);
+  require(e == nullptr || e->per_head.empty(),
+          "normalizer.alpha: {} numbers given, rows of scores alone have no heads: one is right",
+          e ? e->per_head.size() : 0);
 }
 
 void check_rows(const char* name, const Tensor& t) {
@@ -124,7 +129,7 @@ Tensor normalize(const Normalizer& normalizer, const Tensor& scores) {
 }
 
 Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
-                          const Tensor& dweights) {
+                          const Tensor& dweights, double* dalpha) {
   check_normalizer(normalizer);
   check_rows("weights", weights);
   check_rows("dweights", dweights);
@@ -132,10 +137,13 @@ Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
           "dweights: shape {} given, {} as of weights is right", dweights.shape(), weights.shape());
   require(dweights.dtype() == weights.dtype(), "dweights: {} given, {} as of weights is right",
           name_of(dweights.dtype()), name_of(weights.dtype()));
+  const auto* entmax = dalpha ? std::get_if<Entmax>(&normalizer) : nullptr;
+  require(!dalpha || entmax, "dalpha: asked for, but this normalizer has no alpha");
   Tensor dscores = Tensor::empty(weights.shape(), weights.dtype());
   const Rows from(weights), upstream(dweights), to(dscores);
   const int64_t columns = weights.dim(-1), width = plain::round_up(columns, kLanes);
   const kernels::RowKernels& kernels = kernels::row_kernels(current_target());
+  std::vector<double> alphas(entmax && columns > 0 ? weights.numel() / columns : 0);  // of each row
   for_each_row(weights, width, [&](int64_t r, Buffers& b) {
     float *const p = b.first.get(), *const g = b.second.get();
     from.load(r, p);
@@ -148,9 +156,11 @@ Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
         if (!part.seen[j]) g[j] = 0;
       }
     }
+    if (entmax) alphas[r] = plain::alpha_gradient(entmax->alpha, part, 0, 0, 0, p, nullptr, g);
     plain::normalize_backward(kernels, normalizer, part, 0, 0, p, g);
     to.store(r, g);
   });
+  if (entmax) *dalpha = std::accumulate(alphas.begin(), alphas.end(), 0.0);
   return dscores;
 }
 

@@ -20,7 +20,9 @@ FOCI_API Tensor normalize(const Normalizer& normalizer, const Tensor& scores);
 // [..., M], of one dtype, which is also that of the result. Where a weight is 0 the gradient is 0,
 // also where top-k chose a key whose weight is too small for the dtype, and the gradient that came
 // is not read.
+// dalpha, unless null, receives the gradient of entmax's α, the sum over all rows; refused under
+// other normalisers.
 FOCI_API Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
-                                   const Tensor& dweights);
+                                   const Tensor& dweights, double* dalpha = nullptr);
 
 }  // namespace foci

@@ -185,7 +185,7 @@ void finish_scores(const Site& site, int64_t r, const Sight& sight, float* row, 
 
 // Partial gradients of one (batch, head), in double where many terms meet.
 struct HeadGradients {
-  double slope = 0, scale = 0;
+  double slope = 0, scale = 0, alpha = 0;
   std::vector<double> table1d, table2d, score_w;
 };
 
@@ -201,6 +201,7 @@ void finish_scores_backward(const Site& site, int64_t r, const Sight& part, cons
 struct RowStatistics {
   float row_stat = 0, entropy = 0, max_weight = 0, support = 0;
   int64_t max_column = -1;
+  float max = 0;  // the largest score, under sparse maps
 };
 
 // Scratch of one row.
@@ -237,6 +238,11 @@ SparseRow sparse_map(double alpha, const Sight& sight, float max, bool wants_ent
                      uint8_t* part, RowScratch& scratch);
 void sparse_backward(double alpha, const Sight& part, float drow_stat, const float* p,
                      const double* log_factors, float* g);
+
+// The row's part of the gradient for entmax's α, from what normalize gave and normalize_backward is
+// about to take; `max`: the row's largest score.
+double alpha_gradient(double alpha, const Sight& part, float max, float drow_stat, float dentropy,
+                      const float* p, const double* log_factors, const float* g);
 
 // ---- what both directions use (plain_rows.cc) ----------------------------------------
 

@@ -127,6 +127,7 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
   const int64_t rows = padded_rows(count), b = site.piece->batch, h = site.head;
   const int64_t first = site.packed(0);
   const kernels::RowKernels& kernels = kernels::row_kernels(p.target);
+  const Normalizer normalizer = normalizer_of(p.spec.normalizer, h);
   load_queries(site, scratch.q);
   const auto matrix = [&](int m) { return room(scratch.matrix[m], rows * width); };
   float* p_rows = matrix(0);
@@ -159,7 +160,7 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
   Statistics want;
   if (call.up.dmax_weight.defined()) want.add(Statistic::max_weight);
   std::vector<Sight> sights(count);
-  const auto* entmax = std::get_if<Entmax>(&p.spec.normalizer);
+  const auto* entmax = std::get_if<Entmax>(&normalizer);
   scratch.row.wants_factors = entmax && entmax->alpha > 2;
   if (scratch.row.wants_factors) scratch.row.log_factors.resize(width);
   for (int64_t r = 0; r < count; ++r) {
@@ -170,7 +171,7 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
     const Sight sight = look(site, r, scratch.seen.data());
     finish_scores(site, r, sight, row, capped ? capped + r * width : nullptr);
     const RowStatistics stats =
-        normalize(kernels, p.spec.normalizer, sight, width, want, row, part, scratch.row);
+        normalize(kernels, normalizer, sight, width, want, row, part, scratch.row);
     Sight taking = sight;
     taking.seen = part;
     sights[r] = taking;
@@ -188,9 +189,15 @@ void backward_block(const Call& call, const Site& site, const PackedKeys& packed
     std::fill(g + taking.end, g + width, 0.0f);
     if (coverage) taking.for_each([&](int64_t j) { g[j] += coverage[site.key(j)]; });
     if (stats.max_column >= 0) g[stats.max_column] += row_value(call.up.dmax_weight, at);
-    normalize_backward(kernels, p.spec.normalizer, taking, row_value(call.up.drow_stat, at),
-                       row_value(call.up.dentropy, at), row, g,
-                       scratch.row.wants_factors ? scratch.row.log_factors.data() : nullptr);
+    const float drow_stat = row_value(call.up.drow_stat, at);
+    const float dentropy = row_value(call.up.dentropy, at);
+    const double* log_factors =
+        scratch.row.wants_factors ? scratch.row.log_factors.data() : nullptr;
+    if (entmax && call.wanted.alpha) {
+      head.alpha += alpha_gradient(entmax->alpha, taking, stats.max, drow_stat, dentropy, row,
+                                   log_factors, g);
+    }
+    normalize_backward(kernels, normalizer, taking, drow_stat, dentropy, row, g, log_factors);
   }
   std::fill(kept + count * width, kept + rows * width, 0.0f);
   std::fill(g_rows + count * width, g_rows + rows * width, 0.0f);
@@ -292,6 +299,7 @@ void reduce_heads(const Call& call) {
   };
   add(g.dslopes, [](const HeadGradients& x) { return std::span(&x.slope, 1); });
   add(g.dscale, [](const HeadGradients& x) { return std::span(&x.scale, 1); });
+  add(g.dalpha, [](const HeadGradients& x) { return std::span(&x.alpha, 1); });
   add(g.dtable1d, [](const HeadGradients& x) { return std::span<const double>(x.table1d); });
   add(g.dtable2d, [](const HeadGradients& x) { return std::span<const double>(x.table2d); });
   add(g.dscore_w, [](const HeadGradients& x) { return std::span<const double>(x.score_w); });

@@ -18,6 +18,7 @@ void site_weights(const Site& site, const PackedKeys& keys, const Statistics& wa
   const Problem& p = *site.problem;
   const int64_t count = static_cast<int64_t>(site.entries.size()), width = site.width();
   const kernels::RowKernels& kernels = kernels::row_kernels(p.target);
+  const Normalizer normalizer = normalizer_of(p.spec.normalizer, site.head);
   load_queries(site, scratch.q);
   float* weights = room(scratch.matrix[0], padded_rows(count) * width);
   raw_scores(site, scratch.q, keys.k, weights, width);
@@ -28,7 +29,7 @@ void site_weights(const Site& site, const PackedKeys& keys, const Statistics& wa
     const Sight sight = look(site, r, scratch.seen.data());
     finish_scores(site, r, sight, row, nullptr);
     const RowStatistics s =
-        normalize(kernels, p.spec.normalizer, sight, width, want, row,
+        normalize(kernels, normalizer, sight, width, want, row,
                   want_part ? scratch.part.data() + r * width : nullptr, scratch.row);
     each(r, sight, s, row);
   }

@@ -136,6 +136,7 @@ RowStatistics normalize(const kernels::RowKernels& kernels, const Normalizer& no
         sparse_map(alpha, sight, max, want.has(Statistic::entropy), row, part, scratch);
     clear_unseen(sight, width, 0.0f, row);
     s.row_stat = static_cast<float>(r.tau);
+    s.max = max;
     s.entropy = static_cast<float>(r.entropy);
     s.max_weight = static_cast<float>(r.largest);
     s.support = static_cast<float>(r.support);

@@ -235,4 +235,56 @@ void sparse_backward(double alpha, const Sight& part, float drow_stat, const flo
   part.for_each([&](int64_t j) { g[j] = static_cast<float>(factor(p[j]) * (g[j] + shift)); });
 }
 
+double alpha_gradient(double alpha, const Sight& part, float max, float drow_stat, float dentropy,
+                      const float* p, const double* log_factors, const float* g) {
+  // With β = α − 1, u = p^β, f = p^(2−α) = p/u, F = Σf and H the entropy, differentiating
+  // β ln p_j = ln(β s_j − τ) gives
+  //   ∂p_j/∂α = (p_j (1/β − ln p_j) − (1/β + H) f_j/F)/β.
+  // Near α = 1 the 1/β² in it cancel: it is f_j (ā − a_j), a = (1 − u(1 − ln u))/β², whose mean ā
+  // is weighted with f. u_m being that of the largest score m,
+  //   ∂τ/∂α = m + (1 − u_m)(1/β + H)/F − β ā u_m.
+  if (part.count == 0) return 0;
+  const double beta = alpha - 1;
+  const bool steep = alpha >= 2;
+  const auto a_of = [&](double log_p) {
+    const double z = -beta * log_p;
+    if (std::abs(z) > 0.1) return (1 - std::exp(-z) * (1 + z)) / (beta * beta);
+    double term = 1, series = 0;  // Σ (−z)^k (k + 1)/(k + 2)!
+    for (int k = 0; k < 10; ++k) {
+      series += term * (k + 1);
+      term *= -z / (k + 3);
+    }
+    return log_p * log_p * series / 2;
+  };
+  const auto log_factor = [&](int64_t j) {
+    return log_factors ? log_factors[j] : (2 - alpha) * std::log(double(p[j]));
+  };
+  double most = -std::numeric_limits<double>::infinity();  // Σf is counted in units of the largest
+  part.for_each([&](int64_t j) { most = std::max(most, log_factor(j)); });
+  double sum = 0, entropy = 0, mean = 0, largest = 0;
+  part.for_each([&](int64_t j) {
+    const double log_p = std::log(double(p[j])), f = std::exp(log_factor(j) - most);
+    sum += f;
+    entropy -= p[j] * log_p;
+    largest = p[j] > largest ? p[j] : largest;
+    if (!steep) mean += f * a_of(log_p);
+  });
+  mean /= sum;
+  const double shift = (1 / beta + entropy) / sum;  // times e^most: that of F
+  double gradient = 0;
+  part.for_each([&](int64_t j) {
+    const double log_p = std::log(double(p[j])), f = std::exp(log_factor(j) - most);
+    const double moved = steep ? (p[j] * (1 / beta - log_p) - shift * f) / beta
+                               : f * std::exp(most) * (mean - a_of(log_p));
+    gradient += moved * (g[j] - dentropy * log_p);
+  });
+  if (drow_stat != 0) {
+    const double log_u = beta * std::log(largest), own = shift * std::exp(-most);
+    const double moved = steep ? own - std::exp(log_u) / beta
+                               : -std::expm1(log_u) * own - beta * mean * std::exp(log_u);
+    gradient += drow_stat * (double(max) + moved);
+  }
+  return gradient;
+}
+
 }  // namespace foci::plain

@@ -100,6 +100,15 @@ void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
     // (α−1)·s must keep the digits of s, and α = 10⁶ leaves weight to the largest scores alone.
     require(e->alpha <= 1e6, "normalizer.alpha: {} arrived, attention in float32 takes up to 1e6",
             e->alpha);
+    require(e->per_head.empty() || static_cast<int64_t>(e->per_head.size()) == s.H,
+            "normalizer.alpha: {} numbers arrived for {} query heads; give one number, or one per "
+            "query head",
+            e->per_head.size(), s.H);
+    for (size_t h = 0; h < e->per_head.size(); ++h) {
+      require(e->per_head[h] <= 1e6,
+              "normalizer.alpha[{}]: {} arrived, attention in float32 takes up to 1e6", h,
+              e->per_head[h]);
+    }
   }
   if (spec.softcap) {
     require_float("softcap", *spec.softcap);

@@ -105,6 +105,7 @@ struct AttentionArguments {
   AttentionInputs masks;    // key_lengths, past_lengths, segments, keep; q, k, v stay undefined
   Var<T> bias, slopes, table1d, table2d, score_w;  // learned, or constants
   Var<T> scale;  // [1] or [H]: takes the place of spec.scale and is learned
+  Var<T> alpha;  // [1] or [H]: takes the place of entmax's alpha and is learned
 };
 
 template <class T>

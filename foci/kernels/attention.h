@@ -231,6 +231,7 @@ struct TileGradients {
   double* key_sums = nullptr;
   float* row_scale = nullptr;  // per query: its part of the scale's gradient
   float* row_slope = nullptr;  // per query: its part of the slope's gradient
+  float* row_alpha = nullptr;  // per query: its part of alpha's gradient (sparsemax, entmax)
   double* dtable1d = nullptr;  // added to
   double* dtable2d = nullptr;  // added to
   double* dscore_w = nullptr;  // [D], added to

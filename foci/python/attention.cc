@@ -180,7 +180,7 @@ Outputs attention(const HeldSpec& spec, nb::handle q, nb::handle k, nb::handle v
 
 // ---- backward -------------------------------------------------------------------------------
 
-constexpr std::array<Field<AttentionGradients>, 9> kGradientNames = {{
+constexpr std::array<Field<AttentionGradients>, 10> kGradientNames = {{
     {"dq", &AttentionGradients::dq},
     {"dk", &AttentionGradients::dk},
     {"dv", &AttentionGradients::dv},
@@ -190,6 +190,7 @@ constexpr std::array<Field<AttentionGradients>, 9> kGradientNames = {{
     {"dtable2d", &AttentionGradients::dtable2d},
     {"dscore_w", &AttentionGradients::dscore_w},
     {"dscale", &AttentionGradients::dscale},
+    {"dalpha", &AttentionGradients::dalpha},
 }};
 
 AttentionUpstream upstream_of(nb::handle given) {
@@ -229,6 +230,8 @@ AttentionWanted wanted_of(const std::vector<std::string>& names) {
       w.score_w = true;
     } else if (name == "dscale") {
       w.scale = true;
+    } else if (name == "dalpha") {
+      w.alpha = true;
     } else {
       throw nb::value_error(
           fmt::format("wanted: '{}' arrived, which is no gradient", name).c_str());

@@ -1,5 +1,6 @@
 // The row maps on their own: softmax, sparsemax, entmax and top-k of somebody else's scores.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include "foci/attention/normalize.h"
@@ -57,6 +58,23 @@ void bind_rows(nb::module_& m) {
         without_gil(static_cast<double>(p.numel()),
                     [&] { g = normalize_backward(spec.spec().normalizer, p, up); });
         return result(g, into);
+      },
+      nb::arg("spec"), nb::arg("weights").none(), nb::arg("dweights").none(),
+      nb::arg("into") = nb::none());
+  m.def(
+      "entmax_backward",
+      [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into) {
+        const HostPoolScope host(weights);
+        if (into.is_none()) {
+          refuse_gradient("weights", weights);
+          refuse_gradient("dweights", dweights);
+        }
+        const Tensor p = asked("weights", weights), up = asked("dweights", dweights);
+        Tensor g;
+        double dalpha = 0;
+        without_gil(static_cast<double>(p.numel()),
+                    [&] { g = normalize_backward(spec.spec().normalizer, p, up, &dalpha); });
+        return std::pair(result(g, into), dalpha);
       },
       nb::arg("spec"), nb::arg("weights").none(), nb::arg("dweights").none(),
       nb::arg("into") = nb::none());

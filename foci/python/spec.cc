@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "foci/core/error.h"
 #include "foci/core/simd_target.h"
 #include "foci/python/bindings.h"
 #include "foci/python/names.h"
@@ -78,9 +79,11 @@ std::vector<std::string> tensors_of(const HeldSpec& held) {
   return names;
 }
 
-// The same with numbers that a call brings: a learned scale (one, or one a head), a drawn seed.
+// The same with numbers that a call brings: a learned scale and entmax's alpha (one, or one a head),
+// a drawn seed.
 HeldSpec* with_numbers(const HeldSpec& held, const std::optional<std::vector<double>>& scale,
-                       std::optional<uint64_t> seed) {
+                       std::optional<uint64_t> seed,
+                       const std::optional<std::vector<double>>& alpha) {
   AttentionSpec spec = held.spec();
   if (scale) {
     if (scale->size() == 1) {
@@ -88,6 +91,13 @@ HeldSpec* with_numbers(const HeldSpec& held, const std::optional<std::vector<dou
     } else {
       spec.scale = *scale;
     }
+  }
+  if (alpha) {
+    auto* entmax = std::get_if<Entmax>(&spec.normalizer);
+    require(entmax != nullptr,
+            "alpha: a tensor arrived, but nothing reads it without normalizer='entmax'");
+    require(!alpha->empty(), "alpha: an empty tensor arrived, one number or [H] is right");
+    *entmax = alpha->size() == 1 ? Entmax{alpha->front()} : Entmax{.per_head = *alpha};
   }
   if (seed && spec.dropout) spec.dropout->seed = *seed;
   with_python_names([&] {
@@ -110,6 +120,7 @@ void bind_spec(nb::module_& m) {
       .def("to_json", [](const HeldSpec& s) { return spec_to_json_text(s.spec()); })
       .def("tensors", &tensors_of, "Names of the tensors beside q, k and v that this spec reads.")
       .def("with_numbers", &with_numbers, nb::arg("scale").none(), nb::arg("seed").none(),
+           nb::arg("alpha") = nb::none(),
            nb::rv_policy::take_ownership);
 }
 

@@ -30,7 +30,7 @@ Row make_row(const Problem& p, const Masks& masks, int64_t b, int64_t h, int64_t
     row.keys.push_back(j);
     row.scores.push_back(pair_score(p, masks, b, h, i, j).biased);
   }
-  if (!row.keys.empty()) row.weights = normalize(p.spec.normalizer, row.scores);
+  if (!row.keys.empty()) row.weights = normalize(normalizer_of(p.spec.normalizer, h), row.scores);
   return row;
 }
 
@@ -87,7 +87,9 @@ Gradients zero_gradients(const Problem& p, const AttentionInputs& in) {
   g.dscore_w = like(p.score_w);
   const bool per_head = std::holds_alternative<std::vector<double>>(p.spec.scale);
   g.dscale = Tensor::zeros({per_head ? p.H : 1}, DType::f64);
-  if (std::holds_alternative<Entmax>(p.spec.normalizer)) g.dalpha = Tensor::zeros({1}, DType::f64);
+  if (const auto* e = std::get_if<Entmax>(&p.spec.normalizer)) {
+    g.dalpha = Tensor::zeros({e->per_head.empty() ? 1 : p.H}, DType::f64);
+  }
   return g;
 }
 
@@ -179,9 +181,10 @@ AttentionGradients attention_backward(const AttentionSpec& spec, const Attention
     }
     dp[largest_weight(row)] += value_or_zero(dmax_weight, b, h, i);
     const double dstat = value_or_zero(drow_stat, b, h, i);
-    const std::vector<double> ds = normalize_backward(p.spec.normalizer, row.weights, dp, dstat);
-    if (const auto* e = std::get_if<Entmax>(&p.spec.normalizer)) {
-      g.dalpha.data<double>()[0] +=
+    const Normalizer normalizer = normalizer_of(p.spec.normalizer, h);
+    const std::vector<double> ds = normalize_backward(normalizer, row.weights, dp, dstat);
+    if (const auto* e = std::get_if<Entmax>(&normalizer)) {
+      g.dalpha.data<double>()[g.dalpha.numel() == 1 ? 0 : h] +=
           entmax_alpha_gradient(e->alpha, row.scores, row.weights, dp, dstat);
     }
     for (size_t t = 0; t < row.keys.size(); ++t) {

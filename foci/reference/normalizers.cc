@@ -230,37 +230,43 @@ std::vector<double> normalize_backward(const Normalizer& normalizer, const RowWe
 
 double entmax_alpha_gradient(double alpha, const std::vector<double>& s, const RowWeights& row,
                              const std::vector<double>& dp, double dstatistic) {
-  // With β = α − 1 and β ln p_j = ln(β s_j − τ), differentiating by α gives
-  //   β ∂p_j = f_j (s_j − τ') − p_j ln p_j,  f = p^(2−α),
-  // and Σ∂p = 0 makes τ' = (Σ f_j s_j + H) / Σf, H the entropy (Correia, Niculae & Martins 2019).
-  // Where f grows without bound as p falls to 0, β s_j = p_j^β + τ takes it out:
-  //   β ∂p_j = p_j/β − p_j ln p_j − (1/β + H) f_j/Σf and τ' = τ/β + (1/β + H)/Σf.
+  // With β = α − 1, f = p^(2−α), F = Σf and H the entropy, differentiating β ln p_j = ln(β s_j − τ)
+  // by α, under Σ∂p = 0, gives (Correia, Niculae & Martins 2019)
+  //   β ∂p_j = p_j/β − p_j ln p_j − (1/β + H) f_j/F and ∂τ = τ/β + (1/β + H)/F.
+  // Near α = 1 the 1/β² in it cancel: with u = p^β and a = (1 − u + u ln u)/β², whose mean ā is
+  // weighted with f, ∂p_j = f_j (ā − a_j), and ∂τ = m + (1 − u_m)(1/β + H)/F − β ā u_m of the
+  // largest score m.
   const double beta = alpha - 1, top = largest(s);
   const bool steep = alpha >= 2;
-  double least = 1, entropy = 0;
-  for (size_t j = 0; j < s.size(); ++j) {
-    if (!row.takes_part[j]) continue;
-    least = std::min(least, row.p[j]);
-    entropy -= row.p[j] * std::log(row.p[j]);
+  const auto log_f = [&](size_t j) {
+    return row.log_factor.empty() ? (2 - alpha) * std::log(row.p[j]) : row.log_factor[j];
+  };
+  const auto a = [&](size_t j) {
+    const double log_u = beta * std::log(row.p[j]);
+    return (log_u * std::exp(log_u) - std::expm1(log_u)) / (beta * beta);
+  };
+  double most = steep ? -std::numeric_limits<double>::infinity() : 0;  // f is counted in e^most
+  for (size_t j = 0; j < s.size() && steep; ++j) {
+    if (row.takes_part[j]) most = std::max(most, log_f(j));
   }
-  const double unit = steep ? least : 1;  // f is counted in units of unit^(2−α)
   std::vector<double> f(s.size(), 0);
-  double sum = 0, moment = 0;
+  double sum = 0, entropy = 0, mean = 0;
   for (size_t j = 0; j < s.size(); ++j) {
     if (!row.takes_part[j]) continue;
-    sum += f[j] = std::pow(row.p[j] / unit, 2 - alpha);
-    moment += f[j] * (s[j] - top);
+    sum += f[j] = std::exp(log_f(j) - most);
+    entropy -= row.p[j] * std::log(row.p[j]);
+    mean += f[j] * a(j);
   }
-  const double slope = steep ? (row.statistic - beta * top) / beta +
-                                   (1 / beta + entropy) / sum * std::pow(unit, alpha - 2)
-                             : (moment + entropy) / sum;  // τ' of scores whose largest is 0
-  double gradient = dstatistic * (top + slope);
+  mean /= sum;
+  const double share = (1 / beta + entropy) / sum;
+  const double log_u = beta * std::log(*std::max_element(row.p.begin(), row.p.end()));
+  double gradient =
+      dstatistic * (steep ? row.statistic / beta + share * std::exp(-most)
+                          : top - std::expm1(log_u) * share - beta * mean * std::exp(log_u));
   for (size_t j = 0; j < s.size(); ++j) {
     if (!row.takes_part[j]) continue;
-    const double own = row.p[j] * std::log(row.p[j]);
-    const double moved =
-        steep ? row.p[j] / beta - (1 / beta + entropy) * f[j] / sum : f[j] * (s[j] - top - slope);
-    gradient += dp[j] * (moved - own) / beta;
+    const double own = row.p[j] * (1 / beta - std::log(row.p[j]));
+    gradient += dp[j] * (steep ? (own - share * f[j]) / beta : f[j] * (mean - a(j)));
   }
   return gradient;
 }

@@ -79,6 +79,10 @@ void read_scores(Problem& p, const AttentionInputs& in) {
                           p.scale = s;
                         }},
              p.spec.scale);
+  if (const auto* e = std::get_if<Entmax>(&p.spec.normalizer)) {
+    require(e->per_head.empty() || static_cast<int64_t>(e->per_head.size()) == p.H,
+            "normalizer.alpha: {} numbers given for {} query heads", e->per_head.size(), p.H);
+  }
   if (std::holds_alternative<Additive>(p.spec.score)) {
     p.score_w = shaped_doubles(in.score_w, "score_w", {p.D});
   }

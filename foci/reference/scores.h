@@ -26,7 +26,7 @@ struct Gradients {
   Tensor dbias_view;  // the same memory viewed as [B,H,N,M]: broadcast entries add up
   Tensor dslopes, dtable1d, dtable2d, dscore_w;
   Tensor dscale;  // [1] or [H]
-  Tensor dalpha;  // [1], entmax alone
+  Tensor dalpha;  // [1] or [H], entmax alone
 };
 
 // Adds what a gradient `d` for pair_score(…).biased means for everything the score reads.

@@ -61,7 +61,7 @@ struct AttentionGradients {
   Tensor dtable2d{};        // as table2d
   Tensor dscore_w{};        // [D]
   Tensor dscale{};          // [1] for one scale (or auto), [H] for one per head
-  Tensor dalpha{};          // [1]                                       (Entmax)
+  Tensor dalpha{};          // [1] for one alpha, [H] for one per head    (Entmax)
 };
 
 // Which gradients backward computes.

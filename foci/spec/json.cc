@@ -4,7 +4,7 @@
 //   scale       "auto" · a number · an array with one number a query head
 //   softcap     null · a number > 0
 //   normalizer  {"kind":"softmax"} · {"kind":"sparsemax"} · {"kind":"entmax","alpha":a} ·
-//               {"kind":"topk","k":k}
+//               {"kind":"topk","k":k}; a is a number, or an array with one a query head
 //   masks       array of {"kind":"causal","align":A} · {"kind":"key_lengths"} · {"kind":"keep"} ·
 //               {"kind":"window","left":n|null,"right":n|null,"align":A} · {"kind":"segments"}
 //               where A is "bottom-right" (the default), "top-left" or "past"
@@ -143,6 +143,14 @@ std::optional<double> read_softcap(const Value& value) {
   return value.number();
 }
 
+Entmax read_entmax(const Value& alpha) {
+  if (alpha.json.is_number()) return {alpha.number()};
+  if (!alpha.json.is_array() || alpha.size() == 0) alpha.refuse("a number or an array of numbers");
+  Entmax e;
+  for (size_t h = 0; h < alpha.size(); ++h) e.per_head.push_back(alpha[h].number());
+  return e;
+}
+
 Normalizer read_normalizer(const Value& value) {
   const Object o(value);
   switch (o.kind({"softmax", "sparsemax", "entmax", "topk"})) {
@@ -151,7 +159,7 @@ Normalizer read_normalizer(const Value& value) {
     case 1:
       return o.only({"kind"}), Sparsemax{};
     case 2:
-      return o.only({"kind", "alpha"}), Entmax{o.at("alpha").number()};
+      return o.only({"kind", "alpha"}), read_entmax(o.at("alpha"));
     default:
       return o.only({"kind", "k"}), TopK{o.at("k").integer()};
   }
@@ -270,15 +278,17 @@ Json written(const Scale& scale) {
 }
 
 Json written(const Normalizer& normalizer) {
-  return std::visit(overloaded{[](const Softmax&) { return kind_only("softmax"); },
-                               [](const Sparsemax&) { return kind_only("sparsemax"); },
-                               [](const Entmax& e) {
-                                 return Json{{"kind", "entmax"}, {"alpha", e.alpha}};
-                               },
-                               [](const TopK& t) {
-                                 return Json{{"kind", "topk"}, {"k", t.k}};
-                               }},
-                    normalizer);
+  return std::visit(
+      overloaded{[](const Softmax&) { return kind_only("softmax"); },
+                 [](const Sparsemax&) { return kind_only("sparsemax"); },
+                 [](const Entmax& e) {
+                   return Json{{"kind", "entmax"},
+                               {"alpha", e.per_head.empty() ? Json(e.alpha) : Json(e.per_head)}};
+                 },
+                 [](const TopK& t) {
+                   return Json{{"kind", "topk"}, {"k", t.k}};
+                 }},
+      normalizer);
 }
 
 Json written(const Mask& mask) {

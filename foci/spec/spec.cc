@@ -36,10 +36,16 @@ void validate_scale(const Scale& scale) {
 void validate_normalizer(const Normalizer& normalizer) {
   std::visit(overloaded{[](const Softmax&) {}, [](const Sparsemax&) {},
                         [](const Entmax& e) {
-                          require(std::isfinite(e.alpha) && e.alpha > 1,
-                                  "normalizer.alpha: {} given, entmax needs alpha > 1 "
-                                  "(softmax is the limit at 1)",
-                                  e.alpha);
+                          const auto check = [](double alpha, const std::string& at) {
+                            require(std::isfinite(alpha) && alpha > 1,
+                                    "normalizer.alpha{}: {} given, entmax needs alpha > 1 "
+                                    "(softmax is the limit at 1)",
+                                    at, alpha);
+                          };
+                          if (e.per_head.empty()) check(e.alpha, "");
+                          for (size_t h = 0; h < e.per_head.size(); ++h) {
+                            check(e.per_head[h], fmt::format("[{}]", h));
+                          }
                         },
                         [](const TopK& t) {
                           require(t.k >= 1, "normalizer.k: {} given, top-k needs k >= 1", t.k);
@@ -111,6 +117,12 @@ void validate(const AttentionSpec& spec) {
     require(spec.dropout->p >= 0 && spec.dropout->p < 1,
             "dropout.p: {} given, it must lie in [0, 1)", spec.dropout->p);
   }
+}
+
+Normalizer normalizer_of(const Normalizer& normalizer, int64_t h) {
+  const auto* e = std::get_if<Entmax>(&normalizer);
+  if (e == nullptr || e->per_head.empty()) return normalizer;
+  return Entmax{e->per_head[static_cast<size_t>(h)]};
 }
 
 Align bias_align(const AttentionSpec& spec) {

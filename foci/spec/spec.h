@@ -55,6 +55,7 @@ struct Sparsemax {  // Euclidean projection onto the simplex (Martins & Astudill
 };
 struct Entmax {  // p = [(α−1)s − τ]₊^(1/(α−1)), α > 1 (Peters, Niculae & Martins 2019)
   double alpha = 1.5;
+  std::vector<double> per_head{};  // one α a query head (H of them) in the place of alpha; or empty
   bool operator==(const Entmax&) const = default;
 };
 struct TopK {  // softmax over the k best scores; ties go to the lowest key, −0 ties +0
@@ -62,6 +63,8 @@ struct TopK {  // softmax over the k best scores; ties go to the lowest key, −
   bool operator==(const TopK&) const = default;
 };
 using Normalizer = std::variant<Softmax, Sparsemax, Entmax, TopK>;
+// What the rows of query head h go through: the same, with that head's α alone.
+FOCI_API Normalizer normalizer_of(const Normalizer& normalizer, int64_t h);
 
 // ---- masks: a key is seen if every one of them allows it ----------------------------------
 

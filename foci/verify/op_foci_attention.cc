@@ -39,9 +39,10 @@ Prepared prepare_foci_attention(const CaseFile& c) {
       {"q",    "k",    "v",      "key_lengths", "past_lengths", "q_segments",  "k_segments",
        "keep", "bias", "slopes", "table",       "table1d",      "table2d",     "score_w",
        "dy",   "dlse", "dtau",   "drow_stat",   "dentropy",     "dmax_weight", "dcoverage"});
-  c.only_outputs({"y", "weights", "lse", "tau", "entropy", "coverage", "max_weight", "max_key",
-                  "support", "dq", "dk", "dv", "dbias", "dslopes", "dtable", "dtable1d", "dtable2d",
-                  "dscore_w", "dscale"});
+  c.only_outputs({"y",        "weights",    "lse",      "tau",     "entropy",
+                  "coverage", "max_weight", "max_key",  "support", "dq",
+                  "dk",       "dv",         "dbias",    "dslopes", "dtable",
+                  "dtable1d", "dtable2d",   "dscore_w", "dscale",  "dalpha"});
   Prepared p;
   auto& r = p.request.emplace<AttentionRequest>();
   r.spec = spec_from_json_text(c.attributes);
@@ -88,7 +89,8 @@ Prepared prepare_foci_attention(const CaseFile& c) {
               .tables = c.output("dtable").defined() || c.output("dtable1d").defined() ||
                         c.output("dtable2d").defined(),
               .score_w = c.output("dscore_w").defined(),
-              .scale = c.output("dscale").defined()};
+              .scale = c.output("dscale").defined(),
+              .alpha = c.output("dalpha").defined()};
 
   const double tolerance =
       c.tolerance.value_or(r.in.q.defined() ? default_tolerance(r.in.q.dtype()) : 0);
@@ -118,11 +120,14 @@ Prepared prepare_foci_attention(const CaseFile& c) {
   expect("dtable2d", [](const Answer& a) { return a.gradients.dtable2d; });
   expect("dscore_w", [](const Answer& a) { return a.gradients.dscore_w; });
   // One number may be stored as [] or [1].
-  const Tensor dscale = c.output("dscale");
-  expect("dscale", [dscale](const Answer& a) {
-    const Tensor got = a.gradients.dscale;
-    return got.defined() && got.numel() == dscale.numel() ? got.reshape(dscale.shape()) : got;
-  });
+  const auto expect_numbers = [&](const char* name, Tensor AttentionGradients::*member) {
+    expect(name, [want = c.output(name), member](const Answer& a) {
+      const Tensor got = a.gradients.*member;
+      return got.defined() && got.numel() == want.numel() ? got.reshape(want.shape()) : got;
+    });
+  };
+  expect_numbers("dscale", &AttentionGradients::dscale);
+  expect_numbers("dalpha", &AttentionGradients::dalpha);
   return p;
 }
 

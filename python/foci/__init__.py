@@ -15,7 +15,7 @@ from ._attention import Outputs, attention, attention_backward, explain, weights
 from ._core import num_threads, set_num_threads, set_target, supported_targets, target
 from .cache import Cache, CacheOutputs
 from .files import inspect, load, load_metadata, save, verify
-from .rows import entmax, normalize_backward, softmax, sparsemax, topk
+from .rows import alpha_gradient, entmax, normalize_backward, softmax, sparsemax, topk
 from .spec import Spec
 
 try:
@@ -23,7 +23,7 @@ try:
 except PackageNotFoundError:  # a source tree on the path
     __version__ = "0"
 
-__all__ = ["Cache", "CacheOutputs", "Outputs", "Spec", "attention", "attention_backward",
-           "entmax", "explain", "inspect", "load", "load_metadata", "normalize_backward",
-           "num_threads", "save", "set_num_threads", "set_target", "softmax", "sparsemax",
-           "supported_targets", "target", "topk", "verify", "weights"]
+__all__ = ["Cache", "CacheOutputs", "Outputs", "Spec", "alpha_gradient", "attention",
+           "attention_backward", "entmax", "explain", "inspect", "load", "load_metadata",
+           "normalize_backward", "num_threads", "save", "set_num_threads", "set_target", "softmax",
+           "sparsemax", "supported_targets", "target", "topk", "verify", "weights"]

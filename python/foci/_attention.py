@@ -25,7 +25,8 @@ _READ_BY = {"keep": "keep", "bias": "bias", "key_lengths": "key_lengths", "q_seg
             "k_segments": "segments", "slopes": "alibi"}
 TENSORS = ("key_lengths", "past_lengths", "q_segments", "k_segments", "keep", "bias", "slopes",
            "table1d", "table2d", "score_w")
-GRADIENTS = ("dq", "dk", "dv", "dbias", "dslopes", "dtable1d", "dtable2d", "dscore_w", "dscale")
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dslopes", "dtable1d", "dtable2d", "dscore_w", "dscale",
+             "dalpha")
 
 
 def statistics_bits(statistics: Union[str, Iterable[str]]) -> int:
@@ -175,7 +176,8 @@ class Outputs:
 
         Args:
             dy: [B, H, N, Dv]; the others as the statistics they belong to.
-            wanted: names among dq, dk, dv, dbias, dslopes, dtable1d, dtable2d, dscore_w, dscale.
+            wanted: names among dq, dk, dv, dbias, dslopes, dtable1d, dtable2d, dscore_w, dscale,
+                dalpha.
 
         Returns:
             Arrays by name, of the inputs' shapes.
@@ -268,7 +270,8 @@ def attention_backward(dy: Array, q: Array, k: Array, v: Array, spec: Optional[S
 
     Args:
         dy: [B, H, N, Dv]. The others as in :func:`attention`.
-        wanted: names among dq, dk, dv, dbias, dslopes, dtable1d, dtable2d, dscore_w, dscale.
+        wanted: names among dq, dk, dv, dbias, dslopes, dtable1d, dtable2d, dscore_w, dscale,
+            dalpha.
 
     Returns:
         Arrays by name, of the inputs' shapes.

@@ -14,7 +14,7 @@ class Options(TypedDict, total=False):
     scale: Any  # a number, H of them, or a tensor that learns
     softcap: Union[None, float]
     normalizer: Literal["softmax", "sparsemax", "entmax", "topk"]
-    alpha: Union[None, float]
+    alpha: Any  # a number, H of them, or a tensor that learns
     top_k: Union[None, int]
     causal: Union[bool, Literal["bottom-right", "top-left", "past"]]
     window: Union[None, int, Tuple[Union[None, int], Union[None, int]], Sequence[int]]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from . import _arrays, _core
-from .spec import Spec
+from .spec import Spec, one_number
 
-__all__ = ["entmax", "normalize_backward", "softmax", "sparsemax", "topk"]
+__all__ = ["alpha_gradient", "entmax", "normalize_backward", "softmax", "sparsemax", "topk"]
 
 Array = Any
 
@@ -23,7 +23,7 @@ def _spec(normalizer: str, **options: Any) -> _core.Spec:
 def normalizer_spec(normalizer: str, alpha: float = 1.5, top_k: int = 1) -> _core.Spec:
     """The engine's spec of a row map."""
     if normalizer == "entmax":
-        return _spec("entmax", alpha=alpha)
+        return _spec("entmax", alpha=one_number("alpha", alpha))
     return _spec("topk", top_k=top_k) if normalizer == "topk" else _spec(normalizer)
 
 
@@ -72,3 +72,13 @@ def normalize_backward(weights: Array, dweights: Array, normalizer: str = "softm
     """
     spec = normalizer_spec(normalizer, alpha=alpha)
     return _core.normalize_backward(spec, weights, dweights)  # type: ignore[return-value]
+
+
+def alpha_gradient(weights: Array, dweights: Array, alpha: float = 1.5) -> float:
+    """The gradient of entmax's alpha from the weights [..., M] that it gave and their gradient.
+
+    Args:
+        weights: what :func:`entmax` gave. dweights: of its shape and dtype.
+        alpha: as it was there.
+    """
+    return _core.entmax_backward(normalizer_spec("entmax", alpha=alpha), weights, dweights)[1]

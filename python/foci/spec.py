@@ -69,19 +69,27 @@ def _window(window: object, align: str) -> Dict[str, Any]:
             "align": align}
 
 
-def _scale(scale: object) -> Any:
-    if scale is None:
-        return "auto"
-    if getattr(scale, "requires_grad", False):
-        raise TypeError("scale: a tensor that wants a gradient arrived, which a Spec would lose; a "
-                        "call of foci.torch.attention takes it (scale=...)")
-    if isinstance(scale, (list, tuple)) or (hasattr(scale, "tolist") and getattr(
-            scale, "ndim", 0) == 1):
-        values: Any = scale.tolist() if hasattr(scale, "tolist") else scale
-        return [_number("scale", x) for x in values]
-    if hasattr(scale, "item") and not isinstance(scale, numbers.Real):
-        scale = scale.item()
-    return _number("scale", scale)
+def _numbers(name: str, value: object) -> Any:
+    """One number, or a list of one a head."""
+    if getattr(value, "requires_grad", False):
+        raise TypeError(f"{name}: a tensor that wants a gradient arrived, which a Spec would lose; "
+                        f"a call of foci.torch.attention takes it ({name}=...)")
+    if isinstance(value, (list, tuple)) or (hasattr(value, "tolist") and getattr(
+            value, "ndim", 0) == 1):
+        values: Any = value.tolist() if hasattr(value, "tolist") else value
+        return [_number(name, x) for x in values]
+    if hasattr(value, "item") and not isinstance(value, numbers.Real):
+        value = value.item()
+    return _number(name, value)
+
+
+def one_number(name: str, value: object) -> float:
+    """Of a row map, whose rows have no heads."""
+    number: Any = _numbers(name, value)
+    if isinstance(number, list):
+        raise ValueError(f"{name}: {len(number)} numbers arrived, one is right: rows of scores "
+                         "have no heads")
+    return float(number)
 
 
 def _dropout(dropout: object, seed: object, place: object) -> Optional[Dict[str, Any]]:
@@ -105,11 +113,12 @@ _NAMES = {"normalizer.alpha": "alpha", "normalizer.k": "top_k", "score.gamma": "
           "dropout.p": "dropout", "dropout.seed": "dropout_seed"}
 
 
-def _in_options(message: str) -> str:
+def in_options(message: str) -> str:
     name, colon, rest = message.partition(":")
     if name.startswith("masks[") and name.endswith((".left", ".right")):
         return f"window{colon}{rest}"
-    return f"{_NAMES.get(name, name)}{colon}{rest}"
+    base, bracket, index = name.partition("[")
+    return f"{_NAMES.get(base, base)}{bracket}{index}{colon}{rest}"
 
 
 class Spec:
@@ -127,7 +136,7 @@ class Spec:
         softcap: scores become ``softcap * tanh(s / softcap)``.
         normalizer: ``"softmax"``, ``"sparsemax"``, ``"entmax"`` or ``"topk"`` (softmax over the
             k best scores).
-        alpha: of ``"entmax"``, above 1; 1.5 where None.
+        alpha: of ``"entmax"``, above 1; or H of them; 1.5 where None.
         top_k: of ``"topk"``, at least 1, which it is where None.
         causal: True (the last query sees all keys, ``"bottom-right"``), ``"top-left"`` (as
             PyTorch's ``is_causal``) or ``"past"`` (reads ``past_lengths [B]``).
@@ -164,7 +173,7 @@ class Spec:
     def __init__(self, *, score: str = "dot", gamma: Optional[float] = None,
                  scale: Union[None, float, Sequence[float]] = None,
                  softcap: Optional[float] = None, normalizer: str = "softmax",
-                 alpha: Optional[float] = None, top_k: Optional[int] = None,
+                 alpha: Union[None, float, Sequence[float]] = None, top_k: Optional[int] = None,
                  causal: Union[bool, str] = False,
                  window: Union[None, int, Tuple[Optional[int], Optional[int]]] = None,
                  window_align: Optional[str] = None, key_lengths: bool = False,
@@ -177,7 +186,7 @@ class Spec:
         _read("alpha", alpha, "normalizer='entmax'", normalizer == "entmax")
         _read("top_k", top_k, "normalizer='topk'", normalizer == "topk")
         _read("window_align", window_align, "window", window is not None)
-        options: Dict[str, Any] = {"scale": _scale(scale)}
+        options: Dict[str, Any] = {"scale": "auto" if scale is None else _numbers("scale", scale)}
         options["score"] = {"kind": _choice("score", score, _SCORES)}
         if score == "l2":
             options["score"]["gamma"] = 1.0 if gamma is None else _number("gamma", gamma)
@@ -185,7 +194,7 @@ class Spec:
             options["softcap"] = _number("softcap", softcap)
         options["normalizer"] = {"kind": _choice("normalizer", normalizer, _NORMALIZERS)}
         if normalizer == "entmax":
-            options["normalizer"]["alpha"] = 1.5 if alpha is None else _number("alpha", alpha)
+            options["normalizer"]["alpha"] = 1.5 if alpha is None else _numbers("alpha", alpha)
         if normalizer == "topk":
             options["normalizer"]["k"] = 1 if top_k is None else _integer("top_k", top_k)
         masks: List[Dict[str, Any]] = []
@@ -217,7 +226,7 @@ class Spec:
         try:
             self._set(json.dumps(options))
         except ValueError as error:
-            raise ValueError(_in_options(str(error))) from None
+            raise ValueError(in_options(str(error))) from None
 
     def _set(self, text: str) -> None:
         held = _core.Spec(text)

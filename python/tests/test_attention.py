@@ -199,6 +199,30 @@ def test_gradients_against_finite_differences_of_the_formula():
     near(got["dscale"], numeric_gradient(lambda x: loss(scale=x[0]), np.array([0.6])), 1e-4)
 
 
+def test_the_gradient_of_entmaxs_alpha():
+    q, k, v = arrays(9, b=1, h=2, hk=1, n=3, m=4, d=3, dv=2)
+    dy = np.random.default_rng(1).standard_normal((1, 2, 3, 2)).astype(np.float32)
+
+    def loss(alpha):
+        return (attention(q, k, v, normalizer="entmax", alpha=np.reshape(alpha, (-1, 1, 1))) *
+                dy).sum()
+
+    for alpha in ([1.25, 1.75], [1.5]):
+        given = alpha if len(alpha) > 1 else alpha[0]
+        out = foci.attention(q, k, v, normalizer="entmax", alpha=given, statistics=["row_stat"])
+        near(out.y, attention(q, k, v, normalizer="entmax", alpha=np.reshape(alpha, (-1, 1, 1))))
+        want = numeric_gradient(loss, np.array(alpha))
+        near(out.backward(dy, wanted=["dalpha"])["dalpha"], want, 1e-4)
+        near(foci.attention_backward(dy, q, k, v, normalizer="entmax", alpha=given,
+                                     wanted=["dalpha"])["dalpha"], want, 1e-4)
+    assert foci.Spec(normalizer="entmax", alpha=[1.25, 1.75]).to_dict()["normalizer"] == {
+        "kind": "entmax", "alpha": [1.25, 1.75]}
+    with pytest.raises(ValueError, match="alpha: 3 numbers arrived for 2 query heads"):
+        foci.attention(q, k, v, normalizer="entmax", alpha=[1.5, 1.5, 1.5])
+    with pytest.raises(ValueError, match=r"alpha\[1\]: 0.5 given"):
+        foci.Spec(normalizer="entmax", alpha=[1.5, 0.5])
+
+
 def test_outputs_give_gradients_without_a_second_forward():
     q, k, v = arrays(10)
     out = foci.attention(q, k, v, causal=True, statistics="entropy")

@@ -58,3 +58,18 @@ def test_half_precision_and_refusals():
         foci.topk(s, 1.5)
     with pytest.raises(ValueError, match="dweights"):
         foci.normalize_backward(p, p[:1])
+
+
+@pytest.mark.parametrize("alpha", [1.0625, 1.5, 2.0, 2.5])
+def test_the_gradient_of_alpha(alpha):
+    s, up = np.random.default_rng(4).standard_normal((2, 5, 6, 11)).astype(np.float32)
+    got = foci.alpha_gradient(foci.entmax(s, alpha=alpha), up, alpha=alpha)
+    step = 1e-6
+    above, below = (normalised(s, "entmax", alpha=alpha + e) for e in (step, -step))
+    assert isinstance(got, float)
+    near(got, ((above - below) * up).sum() / (2 * step), 1e-4)
+
+
+def test_rows_alone_have_one_alpha():
+    with pytest.raises(ValueError, match="alpha: 2 numbers arrived, one is right"):
+        foci.entmax(np.zeros((2, 3), np.float32), alpha=[1.5, 2.0])

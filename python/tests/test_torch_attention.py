@@ -89,7 +89,7 @@ def test_gradients_through_statistics(normalizer, upstream):
 
 
 @pytest.mark.parametrize("option", ["bias", "slopes", "table1d", "table2d", "score_w", "scale",
-                                    "scale_one"])
+                                    "scale_one", "alpha", "alpha_one"])
 def test_gradient_of_each_option(option):
     torch.manual_seed(4)
     q, k, v = arrays(N=12, M=12)
@@ -105,6 +105,10 @@ def test_gradient_of_each_option(option):
     elif option == "score_w":
         options["score_w"] = torch.randn(8)
         options["score"] = "additive"
+    elif option in ("alpha", "alpha_one"):
+        options["normalizer"] = "entmax"
+        options["alpha"] = torch.tensor([1.25, 1.5, 1.0625, 2.0] if option == "alpha" else 1.5)
+        learned = "alpha"
     else:
         options["scale"] = torch.randn(4) if option == "scale" else torch.tensor(0.7)
         learned = "scale"
@@ -148,7 +152,11 @@ def test_any_options(data):
         options["softcap"] = 3.0
     options["normalizer"] = draw(st.sampled_from(["softmax", "sparsemax", "entmax", "topk"]))
     if options["normalizer"] == "entmax":
-        options["alpha"] = draw(st.sampled_from([1.25, 1.5, 1.75]))
+        alpha = draw(st.sampled_from([1.25, 1.5, 1.75, "one", "heads"]))
+        options["alpha"] = {"one": torch.rand(1) * 0.9 + 1.05,
+                            "heads": torch.rand(H) * 0.9 + 1.05}.get(alpha, alpha)
+        if isinstance(alpha, str):
+            learned.append("alpha")
     if options["normalizer"] == "topk":
         top = draw(st.integers(1, M))
     if draw(st.booleans()):
@@ -243,6 +251,53 @@ def test_learned_scale_beside_a_spec():
     near(y, attention(q, k, v, causal=True, scale=0.5))
     y.sum().backward()
     assert scale.grad.shape == (1,)
+
+
+def test_learned_alpha_beside_a_spec():
+    torch.manual_seed(8)
+    q, k, v = arrays()
+    spec = foci.Spec(causal=True, normalizer="entmax", alpha=3.0)
+    alpha = torch.tensor([1.25, 1.5, 2.0, 1.75], dtype=torch.float64, requires_grad=True)
+    out = attention(q, k, v, spec, alpha=alpha, statistics=["entropy"])
+    near(out.y, attention(q, k, v, causal=True, normalizer="entmax", alpha=alpha.tolist()))
+    near(out.weights(heads=[2]),
+         attention(q, k, v, causal=True, normalizer="sparsemax", statistics=["row_stat"]).weights(
+             heads=[2]))
+    (out.y.sum() + out.entropy.sum()).backward()
+    assert alpha.grad.shape == (4,) and alpha.grad.dtype == torch.float64
+    assert alpha.grad.abs().min() > 0
+
+
+def test_alpha_learns_what_made_the_rows():
+    """Descent on alpha alone finds the alphas, one a head, by which weights were made."""
+    torch.manual_seed(12)
+    q, k, v = arrays(N=24, M=24)
+    made = torch.tensor([1.2, 1.4, 1.6, 1.9])
+    want = attention(q, k, v, normalizer="entmax", alpha=made)
+    free = torch.zeros(4, requires_grad=True)
+    optimiser = torch.optim.Adam([free], lr=0.05)
+    for _ in range(300):
+        optimiser.zero_grad()
+        y = attention(q, k, v, normalizer="entmax", alpha=1 + free.sigmoid())
+        loss = (y - want).square().mean()
+        loss.backward()
+        optimiser.step()
+    assert (1 + free.sigmoid() - made).abs().max() < 0.02
+
+
+def test_compiled_graphs_learn_alpha():
+    torch.manual_seed(13)
+    q, k, v = arrays()
+    alpha = torch.tensor([1.25, 1.5, 1.125, 1.75], requires_grad=True)
+
+    def f(q, k, v, alpha):
+        return attention(q, k, v, normalizer="entmax", alpha=alpha)
+
+    y = f(q, k, v, alpha)
+    z = torch.compile(f, fullgraph=True, backend="aot_eager")(q, k, v, alpha)
+    want, = torch.autograd.grad(y.square().sum(), alpha)
+    got, = torch.autograd.grad(z.square().sum(), alpha)
+    assert torch.equal(y, z) and torch.equal(want, got)
 
 
 def test_exact_weights_have_gradients():
@@ -343,6 +398,16 @@ WRONG = [
     (lambda q, k, v: attention(q, k, v, scale=torch.ones(3)), ValueError, "scale: "),
     (lambda q, k, v: attention(q, k, v, scale=torch.ones(2, 2)), ValueError, "scale: shape"),
     (lambda q, k, v: attention(q, k, v, scale=torch.tensor([1])), TypeError, "scale: "),
+    (lambda q, k, v: attention(q, k, v, alpha=torch.tensor(1.5)), ValueError,
+     "alpha: a tensor arrived, but nothing reads it without normalizer='entmax'"),
+    (lambda q, k, v: attention(q, k, v, normalizer="entmax", alpha=torch.tensor([2])), TypeError,
+     "alpha: torch.int64 arrived"),
+    (lambda q, k, v: attention(q, k, v, normalizer="entmax", alpha=torch.full((3,), 1.5)),
+     ValueError, "alpha: 3 numbers"),
+    (lambda q, k, v: attention(q, k, v, normalizer="entmax", alpha=torch.full((2, 2), 1.5)),
+     ValueError, "alpha: shape"),
+    (lambda q, k, v: attention(q, k, v, normalizer="entmax", alpha=torch.tensor(1.0)),
+     ValueError, "alpha: 1 given, entmax needs alpha > 1"),
     (lambda q, k, v: attention(q, k, v, mystery=1), TypeError, "mystery"),
     (lambda q, k, v: attention(q, k, v, foci.Spec(), causal=True), TypeError, "causal"),
     (lambda q, k, v: attention(q, k, v, statistics="entrop"), ValueError, "statistics"),

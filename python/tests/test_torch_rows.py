@@ -67,3 +67,64 @@ def test_operators_pass_pytorchs_own_checks():
 class Sparse(torch.nn.Module):
     def forward(self, x):
         return foci.torch.sparsemax(x)
+
+
+@pytest.mark.parametrize("dim, shape", [(-1, ()), (1, ()), (-1, (1,)), (-1, (3, 1, 1)),
+                                        (-1, (4, 1)), (1, (3, 1, 9)), (-1, (3, 4, 1))])
+def test_alpha_is_learned(dim, shape):
+    rng = np.random.default_rng(2)
+    s, up = rng.standard_normal((2, 3, 4, 9))
+    a = rng.uniform(1.05, 2.5, shape)
+    x = torch.tensor(s, dtype=torch.float32, requires_grad=True)
+    alpha = torch.tensor(a, dtype=torch.float64, requires_grad=True)
+    y = foci.torch.entmax(x, alpha, dim=dim)
+
+    def of(s, a):
+        wide = np.moveaxis(np.broadcast_to(a, s.shape), dim, -1)[..., :1]
+        return np.moveaxis(normalised(np.moveaxis(s, dim, -1), "entmax", alpha=wide), -1, dim)
+
+    near(y.detach().numpy(), of(s, a), 1e-5)
+    y.backward(torch.tensor(up, dtype=torch.float32))
+    want, step = np.zeros(a.shape), 1e-6
+    for i in np.ndindex(a.shape):
+        e = np.zeros(a.shape)
+        e[i] = step
+        want[i] = ((of(s, a + e) - of(s, a - e)) * up).sum() / (2 * step)
+    assert alpha.grad.shape == alpha.shape
+    near(alpha.grad.numpy(), want, 1e-4)
+    # The scores' gradients are those that a number gives.
+    if a.size == 1:
+        z = x.detach().clone().requires_grad_()
+        foci.torch.entmax(z, a.item(), dim=dim).backward(torch.tensor(up, dtype=torch.float32))
+        assert torch.equal(x.grad, z.grad)
+
+
+def test_a_learned_alpha_in_compiled_graphs_and_transforms():
+    def f(x, alpha):
+        return foci.torch.entmax(x, alpha, dim=1)
+
+    x = torch.randn(3, 7, 2)
+    alpha = torch.tensor([1.25, 1.5, 2.0]).reshape(3, 1, 1)
+    loss = lambda x, alpha: f(x, alpha).square().sum()
+    want = torch.func.grad(loss, argnums=(0, 1))(x, alpha)
+    number = torch.func.grad(lambda x: f(x, 1.5).square().sum())(x)
+    assert torch.equal(number, torch.func.grad(loss)(x, torch.tensor(1.5)))
+    x.requires_grad_(), alpha.requires_grad_()
+    eager = torch.autograd.grad(loss(x, alpha), (x, alpha))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    graph = torch.autograd.grad(compiled(x, alpha), (x, alpha))
+    for a, b, c in zip(want, eager, graph):
+        assert torch.equal(a, b) and torch.equal(b, c)
+    torch.library.opcheck(torch.ops.foci.entmax.default, (x, alpha.detach().reshape(3, 1, 1)))
+
+
+def test_alphas_that_do_not_fit():
+    x = torch.randn(3, 4, 9)
+    with pytest.raises(ValueError, match=r"alpha: shape \[9\] arrived"):
+        foci.torch.entmax(x, torch.full((9,), 1.5))
+    with pytest.raises(ValueError, match=r"alpha: shape \[5, 1, 1\] arrived"):
+        foci.torch.entmax(x, torch.full((5, 1, 1), 1.5))
+    with pytest.raises(TypeError, match="alpha: torch.int64 arrived"):
+        foci.torch.entmax(x, torch.tensor(2))
+    with pytest.raises(ValueError, match="alpha: 1 given"):
+        foci.torch.entmax(x, torch.tensor(1.0))

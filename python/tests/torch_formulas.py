@@ -35,6 +35,8 @@ def _normalised(s, normalizer, alpha, k):
     empty = torch.isneginf(s).all(-1, keepdim=True)
     if normalizer in ("sparsemax", "entmax"):
         alpha = 2.0 if normalizer == "sparsemax" else alpha
+        if isinstance(alpha, torch.Tensor):  # one number, or one a head
+            alpha = alpha.reshape(-1, 1, 1)
         low = torch.where(torch.isneginf(s), -1e4, s)
         p, tau = _sparse(torch.where(empty, 0.0, low), alpha)
         return torch.where(empty, 0.0, p), torch.where(empty[..., 0], math.inf, tau)

@@ -115,6 +115,7 @@ Comparison compare_with_oracle(SweepCase c, Implementation implementation, SimdT
   gradient("dtable2d", g.dtable2d, e.dtable2d, sum);
   gradient("dscore_w", g.dscore_w, e.dscore_w, sum);
   gradient("dscale", g.dscale, e.dscale, sum);
+  gradient("dalpha", g.dalpha, e.dalpha, sum);
 
   std::vector<int64_t> rows, heads;
   for (int64_t i = c.in.q.dim(2) - 1; i >= 0; i -= 2) rows.push_back(i);

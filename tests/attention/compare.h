@@ -9,7 +9,7 @@
 
 namespace foci::testing {
 
-inline constexpr AttentionWanted kEverything{true, true, true, true, true, true};
+inline constexpr AttentionWanted kEverything{true, true, true, true, true, true, true};
 
 struct Comparison {
   std::string failures;          // empty where all is close

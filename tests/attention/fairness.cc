@@ -32,7 +32,8 @@ RowFairness row_fairness(const AttentionSpec& spec, const reference::Forward& f,
   }
   double alpha = 0;
   if (std::holds_alternative<Sparsemax>(spec.normalizer)) alpha = 2;
-  if (const auto* e = std::get_if<Entmax>(&spec.normalizer)) alpha = e->alpha;
+  const Normalizer normalizer = normalizer_of(spec.normalizer, h);
+  if (const auto* e = std::get_if<Entmax>(&normalizer)) alpha = e->alpha;
   if (alpha > 0) {
     const double tau = f.out.row_stat.at<double>(b, h, i);
     const double power = 1 / (alpha - 1);

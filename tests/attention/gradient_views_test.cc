@@ -50,8 +50,13 @@ int64_t untouched(const Tensor& t) {
 }
 
 AttentionWanted everything() {
-  return {
-      .qkv = true, .bias = true, .slopes = true, .tables = true, .score_w = true, .scale = true};
+  return {.qkv = true,
+          .bias = true,
+          .slopes = true,
+          .tables = true,
+          .score_w = true,
+          .scale = true,
+          .alpha = true};
 }
 
 // Backward into tensors of its own and into a joint one.

@@ -122,7 +122,7 @@ const std::vector<SimdTarget>& targets() {
 struct Problem {
   AttentionSpec spec;
   AttentionInputs in;
-  AttentionWanted wanted{true, true, true, true, true, true};
+  AttentionWanted wanted{true, true, true, true, true, true, true};
 };
 
 struct Peaks {
@@ -146,7 +146,7 @@ Peaks measure(const Problem& p, const std::string& name, SimdTarget target) {
   peaks.backward = peak_of([&] {
     g = plan.bind(p.in).backward(out, up, p.wanted);
     return bytes_of({&g.dq, &g.dk, &g.dv, &g.dbias, &g.dslopes, &g.dtable1d, &g.dtable2d,
-                     &g.dscore_w, &g.dscale});
+                     &g.dscore_w, &g.dscale, &g.dalpha});
   });
   EXPECT_LE(peaks.forward, static_cast<int64_t>(plan.workspace_bytes(false))) << name;
   EXPECT_LE(peaks.backward, static_cast<int64_t>(plan.workspace_bytes(true))) << name;

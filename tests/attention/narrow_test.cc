@@ -47,7 +47,7 @@ int compare(const AttentionSpec& spec, const AttentionInputs& in, SimdTarget tar
   const Problem p = make_problem(spec, shape_of(in), target, in);
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(target);
   const fused::Operands operands = fused::operands_of(p);
-  const kernels::RowMap map = fused::row_map_of(spec);
+  const kernels::RowMap map = fused::row_map_of(spec, 0);
   int rows = 0;
   for (const fused::Sequence& s : fused::sequences_of(p)) {
     const size_t bytes =

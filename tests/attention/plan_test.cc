@@ -95,6 +95,13 @@ TEST(Plan, RefusesNumbersThatDoNotFit) {
   spec.normalizer = Entmax{1e39};
   EXPECT_EQ(make_refusal(spec, shape()),
             "normalizer.alpha: 1e+39 arrived, attention in float32 takes up to 1e6");
+  spec.normalizer = Entmax{.per_head = {2, 1.5, 1e39, 4}};
+  EXPECT_EQ(make_refusal(spec, shape()),
+            "normalizer.alpha[2]: 1e+39 arrived, attention in float32 takes up to 1e6");
+  spec.normalizer = Entmax{.per_head = {2, 1.5}};
+  EXPECT_EQ(make_refusal(spec, shape()),
+            "normalizer.alpha: 2 numbers arrived for 4 query heads; give one number, or one per "
+            "query head");
 }
 
 TEST(Plan, RefusesGridsOfAnotherSize) {

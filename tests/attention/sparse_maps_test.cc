@@ -148,6 +148,7 @@ TEST(SparseMaps, LongSequencesInParts) {
         const Bound bound = Plan::make(spec, shape, {implementation, target}).bind(in);
         AttentionWanted wanted;
         wanted.scale = true;
+        wanted.alpha = true;
         return bound.backward(bound.forward(), up, wanted);
       };
       const AttentionGradients want = gradients(Implementation::plain, std::nullopt);
@@ -162,6 +163,10 @@ TEST(SparseMaps, LongSequencesInParts) {
         EXPECT_TRUE(near(one.dq, want.dq, tolerance)) << std::string(name_of(target));
         EXPECT_TRUE(near(one.dk, want.dk, tolerance)) << std::string(name_of(target));
         EXPECT_TRUE(near(one.dv, want.dv, tolerance)) << std::string(name_of(target));
+        ASSERT_EQ(one.dalpha.defined(), std::holds_alternative<Entmax>(normalizer));
+        if (one.dalpha.defined()) {
+          EXPECT_TRUE(near(one.dalpha, want.dalpha, tolerance)) << std::string(name_of(target));
+        }
       }
       if (odd) continue;
       // One row of NaN spoils the keys that it sees, all of them; plain agrees on which.

@@ -141,7 +141,8 @@ std::string differing_bits(const AttentionGradients& a, const AttentionGradients
          failure("dtable1d", same_bits(a.dtable1d, b.dtable1d)) +
          failure("dtable2d", same_bits(a.dtable2d, b.dtable2d)) +
          failure("dscore_w", same_bits(a.dscore_w, b.dscore_w)) +
-         failure("dscale", same_bits(a.dscale, b.dscale));
+         failure("dscale", same_bits(a.dscale, b.dscale)) +
+         failure("dalpha", same_bits(a.dalpha, b.dalpha));
 }
 
 }  // namespace foci::testing

@@ -52,7 +52,7 @@ AttentionInputs clustered(Rng& rng, const AttentionShape& s, const Clusters& c) 
 // Everything that the kernels give for a problem: forward, weights and gradients of each strip.
 std::vector<float> results_of(const Problem& p, const fused::Operands& o, int64_t* skipped) {
   const kernels::AttentionKernels& kernels = kernels::attention_kernels(p.target);
-  const kernels::RowMap map = fused::row_map_of(p.spec);
+  const kernels::RowMap map = fused::row_map_of(p.spec, 0);
   const AttentionShape& s = p.shape;
   const int64_t W = kernels.width;
   const auto round = [&](int64_t n) {

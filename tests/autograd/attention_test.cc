@@ -293,6 +293,33 @@ TEST(AttentionOpScale, IsLearned) {
   }
 }
 
+TEST(AttentionOpAlpha, IsLearned) {
+  for (const std::vector<double>& alphas :
+       {std::vector<double>{1.25}, std::vector<double>{1.5, 1.75}}) {
+    const Tensor alpha = Tensor::from(alphas, {static_cast<int64_t>(alphas.size())});
+    testing::check_operator({random_tensor({1, 3, 4}, 1), random_tensor({1, 3, 4}, 2),
+                             random_tensor({1, 3, 4}, 3), alpha},
+                            [&]<class T>(Tape<T>& tape, const std::vector<Var<T>>& v) {
+                              ops::AttentionArguments<T> a;
+                              a.heads = a.kv_heads = 2;
+                              a.spec.normalizer = Entmax{};
+                              a.spec.statistics = {Statistic::entropy, Statistic::max_weight};
+                              a.alpha = v[3];
+                              const ops::AttentionResult<T> r =
+                                  ops::attention(tape, v[0], v[1], v[2], a);
+                              return std::vector<Var<T>>{r.y, r.row_stat, r.entropy, r.max_weight};
+                            });
+  }
+  Tape<float> tape;
+  const Var<float> x = tape.leaf(Tensor::zeros({1, 2, 6}));
+  ops::AttentionArguments<float> a;
+  a.alpha = tape.leaf(Tensor::full({1}, 1.5));
+  EXPECT_THROW(ops::attention(tape, x, x, x, a), ArgumentError);  // softmax reads none
+  a.spec.normalizer = Entmax{};
+  a.alpha = tape.leaf(Tensor::full({3}, 1.5));
+  EXPECT_THROW(ops::attention(tape, x, x, x, a), ArgumentError);
+}
+
 TEST(AttentionOpErrors, HeadsThatDoNotDivide) {
   Tape<float> tape;
   const Var<float> x = tape.leaf(Tensor::zeros({1, 2, 6}));

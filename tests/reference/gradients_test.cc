@@ -171,10 +171,12 @@ TEST(AlphaGradient, EqualsFiniteDifferences) {
     const auto* entmax = std::get_if<Entmax>(&c.spec.normalizer);
     EXPECT_EQ(g.dalpha.defined(), entmax != nullptr);
     if (entmax == nullptr) continue;
-    checked += check_numbers(c, {entmax->alpha}, g.dalpha,
-                             [](AttentionSpec& spec, const std::vector<double>& moved) {
-                               spec.normalizer = Entmax{moved[0]};
-                             });
+    const bool per_head = !entmax->per_head.empty();
+    const std::vector<double> alphas = per_head ? entmax->per_head : std::vector{entmax->alpha};
+    checked += check_numbers(
+        c, alphas, g.dalpha, [&](AttentionSpec& spec, const std::vector<double>& moved) {
+          spec.normalizer = per_head ? Entmax{.per_head = moved} : Entmax{moved[0]};
+        });
   }
   EXPECT_GT(checked, 50);
 }

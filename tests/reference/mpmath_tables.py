@@ -424,6 +424,9 @@ def all_cases():
               {"normalizer": normalizer, "scale": [0.75, 2.0], "softcap": 2.0,
                "biases": [{"kind": "tensor"}], "masks": [{"kind": "causal", "align": "top-left"}]},
               N=3, M=5, bias=([1, 5], [0.25, -INF, 0.5, -1, 0]))
+    for place, alphas in enumerate(([1.25, 3.0], [2.0, 1.0625])):
+        c.add(f"alpha of each head {place}",
+              {"normalizer": {"kind": "entmax", "alpha": alphas}, "scale": 1.0}, M=6)
     c.add("one key takes all", {"normalizer": {"kind": "entmax", "alpha": 1.5}}, H=1, D=1,
           q=[4, 8], k=[4, 1, 0, -2])
     c.add("one key alone", {"normalizer": {"kind": "entmax", "alpha": 1.25}}, M=1)

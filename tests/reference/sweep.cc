@@ -118,6 +118,15 @@ class Maker {
       case 4:
         c_.spec.normalizer = TopK{r_.k};
         break;
+      case 5: {
+        Entmax entmax;
+        for (int64_t h = 0; h < H; ++h) {
+          entmax.per_head.push_back(
+              kAlphas[static_cast<size_t>(r_.alpha + h) % std::size(kAlphas)]);
+        }
+        c_.spec.normalizer = entmax;
+        break;
+      }
       default:
         c_.spec.normalizer = Softmax{};
     }
@@ -285,6 +294,7 @@ Recipe sweep_recipe(uint64_t n, DType dtype, const SweepLimits& limits) {
   if (one_in(4)) r.relative1d = 1 + rng.below(4);
   r.relative2d = one_in(4);
   if (one_in(3)) r.dropout = 1 + rng.below(2);
+  if (r.normalizer == 3 && one_in(2)) r.normalizer = 5;
   return r;
 }
 

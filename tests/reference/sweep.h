@@ -28,8 +28,9 @@ struct Recipe {
   int64_t score = 0;  // dot, cosine, L2, additive
   int64_t scale = 0;  // auto, one number, one a head, a random number
   int64_t softcap = 0;
-  int64_t normalizer = 0;  // softmax, sparsemax, entmax 1.5, entmax of `alpha`, top-k
-  int64_t alpha = 0;       // which of kAlphas
+  // softmax, sparsemax, entmax 1.5, entmax of `alpha`, top-k, entmax of an alpha for each head
+  int64_t normalizer = 0;
+  int64_t alpha = 0;  // which of kAlphas; the first head's
   int64_t k = 1;
   int64_t causal = 0;             // 1 + Align
   int64_t window = 0;             // 1 + Align

@@ -40,8 +40,9 @@ TEST(SpecJson, RoundTripOfEveryOption) {
     expect_round_trip({.scale = scale});
   }
   expect_round_trip({.softcap = 30.0});
-  for (const Normalizer& n : {Normalizer(Softmax{}), Normalizer(Sparsemax{}),
-                              Normalizer(Entmax{1.25}), Normalizer(TopK{int64_t{1} << 62})}) {
+  for (const Normalizer& n :
+       {Normalizer(Softmax{}), Normalizer(Sparsemax{}), Normalizer(Entmax{1.25}),
+        Normalizer(Entmax{.per_head = {1.25, 3}}), Normalizer(TopK{int64_t{1} << 62})}) {
     expect_round_trip({.normalizer = n});
   }
   for (Align align : {Align::bottom_right, Align::top_left, Align::past}) {
@@ -212,6 +213,13 @@ TEST(SpecJsonRefuses, WrongTypes) {
 }
 
 TEST(SpecJsonRefuses, NumbersThatASpecMayNotHold) {
+  expect_refused(R"({"normalizer":{"kind":"entmax","alpha":[]}})",
+                 "normalizer.alpha: an array given, a number or an array of numbers is needed");
+  expect_refused(R"({"normalizer":{"kind":"entmax","alpha":[1.5,"2"]}})",
+                 "normalizer.alpha[1]: \"2\" given, a number is needed");
+  expect_refused(
+      R"({"normalizer":{"kind":"entmax","alpha":[1.5,0.5]}})",
+      "normalizer.alpha[1]: 0.5 given, entmax needs alpha > 1 (softmax is the limit at 1)");
   expect_refused(R"({"normalizer":{"kind":"entmax","alpha":1}})",
                  "normalizer.alpha: 1 given, entmax needs alpha > 1 (softmax is the limit at 1)");
   expect_refused(R"({"masks":[{"kind":"keep"},{"kind":"window","left":-1}]})",

@@ -57,7 +57,8 @@ NamedTensors with_answers(const SweepCase& c) {
           {two_tables ? "out.dtable1d" : "out.dtable", g.dtable1d},
           {two_tables ? "out.dtable2d" : "out.dtable", g.dtable2d},
           {"out.dscore_w", g.dscore_w},
-          {"out.dscale", g.dscale}};
+          {"out.dscale", g.dscale},
+          {"out.dalpha", g.dalpha}};
 }
 
 class Verify : public ::testing::Test {

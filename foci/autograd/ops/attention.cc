@@ -172,16 +172,27 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
   in.table2d = a.table2d.value();
   in.score_w = a.score_w.value();
   AttentionSpec spec = a.spec;
+  const auto doubles = [](const Tensor& t) {
+    const auto values = t.span<T>();
+    return std::vector<double>(values.begin(), values.end());
+  };
   if (a.scale.defined()) {
     require(a.scale.shape() == Dims{1} || a.scale.shape() == Dims{H},
             "attention: a learned scale of shape {}; [1] or [{}] is right", a.scale.shape(), H);
-    std::vector<double> scales;
-    for (T s : a.scale.value().template span<T>()) scales.push_back(static_cast<double>(s));
+    const std::vector<double> scales = doubles(a.scale.value());
     if (scales.size() == 1) {
       spec.scale = scales[0];
     } else {
       spec.scale = scales;
     }
+  }
+  if (a.alpha.defined()) {
+    auto* entmax = std::get_if<Entmax>(&spec.normalizer);
+    require(entmax != nullptr, "attention: a learned alpha, which only entmax reads");
+    require(a.alpha.shape() == Dims{1} || a.alpha.shape() == Dims{H},
+            "attention: a learned alpha of shape {}; [1] or [{}] is right", a.alpha.shape(), H);
+    const std::vector<double> alphas = doubles(a.alpha.value());
+    *entmax = alphas.size() == 1 ? Entmax{alphas[0]} : Entmax{.per_head = alphas};
   }
 
   ProfileScope timed(Operator::attention, Pass::forward);
@@ -196,7 +207,7 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
 
   bool needed = false;
   for (const Var<T>* x :
-       {&q, &k, &v, &a.bias, &a.slopes, &a.table1d, &a.table2d, &a.score_w, &a.scale}) {
+       {&q, &k, &v, &a.bias, &a.slopes, &a.table1d, &a.table2d, &a.score_w, &a.scale, &a.alpha}) {
     needed = needed || x->needs_grad();
   }
   AttentionResult<T> result;
@@ -219,13 +230,15 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
   wanted.tables = a.table1d.needs_grad() || a.table2d.needs_grad();
   wanted.score_w = a.score_w.needs_grad();
   wanted.scale = a.scale.needs_grad();
+  wanted.alpha = a.alpha.needs_grad();
   tape.record({result.y, result.row_stat, result.entropy, result.coverage, result.max_weight},
               [engine, out, wanted, back_flops = 2 * pairs * static_cast<double>(3 * D + 2 * Dv), H,
                Hk, value_heads, y_slot = result.y.slot(), stat = result.row_stat.slot(),
                entropy = result.entropy.slot(), coverage = result.coverage.slot(),
                max_weight = result.max_weight.slot(), dq = q.slot(), dk = k.slot(), dv = v.slot(),
                dbias = a.bias.slot(), dslopes = a.slopes.slot(), dtable1d = a.table1d.slot(),
-               dtable2d = a.table2d.slot(), dscore_w = a.score_w.slot(), dscale = a.scale.slot()] {
+               dtable2d = a.table2d.slot(), dscore_w = a.score_w.slot(), dscale = a.scale.slot(),
+               dalpha = a.alpha.slot()] {
                 const ProfileScope back(Operator::attention, Pass::backward, back_flops);
                 AttentionUpstream up;
                 if (y_slot->has()) up.dy = split_heads(y_slot->grad, H, H);
@@ -256,6 +269,7 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
                 put<T>(dtable2d, g.dtable2d);
                 put<T>(dscore_w, g.dscore_w);
                 put<T>(dscale, g.dscale);
+                put<T>(dalpha, g.dalpha);
               });
   return result;
 }

@@ -86,7 +86,6 @@ class Attention {
           bias);
     }
     if (in.keep.defined()) keep_ = in.keep.broadcast_to({B, H, N, M});
-    if (const auto* e = std::get_if<Entmax>(&spec.normalizer)) alpha_ = e->alpha;
   }
 
   double scale(int64_t h) const {
@@ -137,9 +136,10 @@ class Attention {
       r.stat = threshold ? kInf : -kInf;
       return r;
     }
-    std::visit(overloaded{[&](Softmax) { softmax(r, r.allowed); }, [&](Sparsemax) { entmax(r, 2); },
-                          [&](Entmax e) { entmax(r, e.alpha); }, [&](TopK t) { topk(r, t.k); }},
-               spec_.normalizer);
+    std::visit(
+        overloaded{[&](Softmax) { softmax(r, r.allowed); }, [&](Sparsemax) { entmax(r, 2); },
+                   [&](const Entmax&) { entmax(r, alpha(h)); }, [&](TopK t) { topk(r, t.k); }},
+        spec_.normalizer);
     return r;
   }
 
@@ -204,7 +204,7 @@ class Attention {
       } else if (mean != 0) {
         ds[j] = -std::exp(below + most) * mean;
       }
-      ds[j] += dstat * (alpha_ - 1) * std::exp(below) / sum;
+      ds[j] += dstat * (alpha(r.h) - 1) * std::exp(below) / sum;
     }
     return ds;
   }
@@ -276,6 +276,35 @@ class Attention {
                             }},
                  bias);
     }
+  }
+
+  double alpha(int64_t h) const {
+    const auto* e = std::get_if<Entmax>(&spec_.normalizer);
+    if (e == nullptr) return 2;
+    return e->per_head.empty() ? e->alpha : e->per_head[static_cast<size_t>(h)];
+  }
+
+  // d loss / d α of the row. At fixed scores (α−1) dp_j = u_j (s_j − dτ) − p_j log p_j, where
+  // Σ dp = 0 gives dτ = (Σ u s − Σ p log p) / Σ u; scores count from τ/(α−1), so that none is
+  // large.
+  double alpha_backward(const Row& r, const std::vector<double>& g, double dstat) const {
+    const double a = alpha(r.h), base = r.stat / (a - 1);
+    double sum = 0, moment = 0;
+    for (size_t j = 0; j < r.p.size(); ++j) {
+      if (r.p[j] == 0) continue;
+      const double u = std::pow(r.p[j], 2 - a);
+      sum += u;
+      moment += u * (r.s[j] - base) - r.p[j] * std::log(r.p[j]);
+    }
+    if (sum == 0) return 0;
+    const double dtau = moment / sum;
+    double total = dstat * (base + dtau);
+    for (size_t j = 0; j < r.p.size(); ++j) {
+      if (r.p[j] == 0) continue;
+      const double u = std::pow(r.p[j], 2 - a);
+      total += g[j] * (u * (r.s[j] - base - dtau) - r.p[j] * std::log(r.p[j])) / (a - 1);
+    }
+    return total;
   }
 
   bool is_threshold() const {
@@ -474,7 +503,6 @@ class Attention {
   const AttentionInputs& in_;
   Tensor bias_, keep_, slopes_, table1d_, table2d_;
   Places queries_, keys_;
-  double alpha_ = 2;
 
  public:
   const int64_t B, H, Hk, N, M, D, Dv;
@@ -551,6 +579,8 @@ AttentionGradients attention_f64_backward(const AttentionSpec& spec, const Atten
   g.dv = Tensor::zeros(in.v.shape(), DType::f64);
   const bool per_head = std::holds_alternative<std::vector<double>>(spec.scale);
   g.dscale = Tensor::zeros({per_head ? a.H : 1}, DType::f64);
+  const auto* e = std::get_if<Entmax>(&spec.normalizer);
+  if (e) g.dalpha = Tensor::zeros({e->per_head.empty() ? 1 : a.H}, DType::f64);
   const auto zeros_like = [](const Tensor& t) {
     return t.defined() ? Tensor::zeros(t.shape(), DType::f64) : Tensor();
   };
@@ -582,7 +612,9 @@ AttentionGradients attention_f64_backward(const AttentionSpec& spec, const Atten
         dv[d] += keep * r.p[j] * dy[d];
       }
     }
-    const std::vector<double> ds = a.backward(r, dp, value(up.drow_stat, r.b, r.h, r.i));
+    const double dstat = value(up.drow_stat, r.b, r.h, r.i);
+    const std::vector<double> ds = a.backward(r, dp, dstat);
+    if (e) g.dalpha.data<double>()[e->per_head.empty() ? 0 : r.h] += a.alpha_backward(r, dp, dstat);
     for (int64_t j = 0; j < a.M; ++j) {
       if (ds[j] == 0) continue;
       if (dbias.defined()) dbias.at<double>(r.b, r.h, r.i, j) += ds[j];

@@ -10,33 +10,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "foci/kernels/attention/alpha_gradient-inl.h"
 #include "foci/kernels/attention/score_gradient-inl.h"
 #include "foci/kernels/attention/sparse_forward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
-
-// Upstream gradients of a strip's statistics, one a lane.
-struct SparseUpstream {
-  HWY_ALIGN float dentropy[kMaxLanes] = {};
-  HWY_ALIGN float dmax_weight[kMaxLanes] = {};
-  HWY_ALIGN float drow_stat[kMaxLanes] = {};
-  HWY_ALIGN int32_t max_key[kMaxLanes];
-};
-
-inline void take_upstream(const TileGradients& g, int64_t first, int lanes, SparseUpstream& up) {
-  for (int32_t& key : up.max_key) key = -1;
-  for (int lane = 0; lane < lanes; ++lane) {
-    const int64_t i = first + lane;
-    if (g.dentropy) up.dentropy[lane] = g.dentropy[i];
-    if (g.drow_stat) up.drow_stat[lane] = g.drow_stat[i];
-    if (g.dmax_weight) {
-      up.dmax_weight[lane] = g.dmax_weight[i];
-      up.max_key[lane] = static_cast<int32_t>(g.max_key[i]);
-    }
-  }
-}
 
 // A map's f in ∂p_j/∂s_k = f_j (δ_jk − f_k/Σf): 1 on sparsemax's support, p^(2−α) under entmax with
 // α < 2. For top-k it is p itself. Broken lanes have no weights here, and need none.
@@ -54,36 +34,6 @@ inline HWY_NOINLINE void sparse_factors(const RowMap& map, int64_t count, const 
     hn::Store(hn::IfThenElseZero(hn::Gt(w, hn::Zero(d)), x), d, f + n * L);
   }
 }
-
-// g: dP and what the statistics ask for, of row u of the strip, whose weights are w. Masked: 0.
-struct WeightGradient {
-  const SparseStrip& p;
-  const float* dcoverage;
-  VF dentropy, dmax;
-  VI max_key;
-  bool entropy;
-
-  WeightGradient(const SparseStrip& strip, const SparseUpstream& up, const float* coverage, int v)
-      : p(strip), dcoverage(coverage) {
-    const int64_t L = lanes();
-    dentropy = hn::Load(DF(), up.dentropy + v * L);
-    dmax = hn::Load(DF(), up.dmax_weight + v * L);
-    max_key = hn::Load(DI(), up.max_key + v * L);
-    entropy = !hn::AllTrue(DF(), hn::Eq(dentropy, hn::Zero(DF())));
-  }
-  HWY_INLINE VF operator()(int64_t u, VF w, VF x) const {
-    const DF d;
-    if (dcoverage) x = hn::Add(x, hn::Set(d, dcoverage[p.index[u]]));
-    const VI key = hn::Set(DI(), p.index[u]);
-    x = hn::Add(x, hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(key, max_key)), dmax));
-    if (entropy) {
-      // ∂(−p ln p)/∂p = −ln p − 1, and the 1 cancels in the mean.
-      const VF y = hn::Mul(dentropy, log_positive(d, w));
-      x = hn::Sub(x, hn::IfThenElseZero(hn::Gt(w, hn::Zero(d)), y));
-    }
-    return hn::IfThenZeroElse(is_masked(w), x);
-  }
-};
 
 // e^x·y, also where e^x alone has no room in a float.
 HWY_INLINE VF scaled_exp(VF x, VF y) {
@@ -325,14 +275,17 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   }
   SparseUpstream up;
   take_upstream(g, first, s.mask.lanes, up);
+  if (map.kind == RowNormalizer::top_k) {
+    f = p.weights;
+  } else if (!is_steep(map)) {
+    sparse_factors(map, p.count, p.weights, f);
+  }
+  if (g.row_alpha != nullptr) {
+    alpha_gradients(map.alpha, p, f, up, g.dcoverage, ds, s.mask.lanes, g.row_alpha + first);
+  }
   if (is_steep(map)) {
     steep_score_gradients(map.alpha, p, f, up, g.dcoverage, ds);
   } else {
-    if (map.kind == RowNormalizer::top_k) {
-      f = p.weights;
-    } else {
-      sparse_factors(map, p.count, p.weights, f);
-    }
     sparse_score_gradients(map, p, f, up, g.dcoverage, ds);
   }
 

@@ -90,7 +90,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor,
                 *others: Tensor) -> Any:
-        tensors = {name: t for name, t in zip(call.names, others) if name != "scale"}
+        tensors = {name: t for name, t in zip(call.names, others) if name not in _op.NUMBERS}
         results, ordinary = _op.run_forward(call.held, call.statistics, q, k, v, tensors)
         ctx.save_for_backward(q, k, v, *others, *(results.get(name) for name in _op.SAVED))
         ctx.call, ctx.ordinary = call, ordinary
@@ -115,8 +115,8 @@ class _Attention(torch.autograd.Function):
     def _gradients(ctx: Any, call: _Call, every: Tuple[Any, ...],
                    grads: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
         q, k, v, *others = every[:-len(_op.SAVED)]
-        tensors = {name: t for name, t in zip(call.names, others) if name != "scale"}
-        scale = others[call.names.index("scale")] if "scale" in call.names else None
+        given = dict(zip(call.names, others))
+        numbers = {name: given.pop(name) for name in _op.NUMBERS if name in given}
         saved: Dict[str, Any] = {name: t for name, t in zip(
             _op.SAVED, every[-len(_op.SAVED):]) if t is not None}
         saved["ordinary"] = ctx.ordinary
@@ -124,8 +124,8 @@ class _Attention(torch.autograd.Function):
                     if g is not None}
         inputs = ("q", "k", "v") + call.names
         wanted = [name for name, needs in zip(inputs, ctx.needs_input_grad[1:]) if needs]
-        got = _op.run_backward(call.held, call.statistics, q, k, v, tensors, saved, upstream,
-                               wanted, scale)
+        got = _op.run_backward(call.held, call.statistics, q, k, v, given, saved, upstream,
+                               wanted, numbers)
         return tuple(got.get(name) for name in inputs)
 
 
@@ -205,9 +205,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec] = None, *,
         spec: what to compute; or, instead, the options of :class:`foci.Spec` by keyword, and the
             tensors that they read: ``bias``, ``keep``, ``key_lengths``, ``past_lengths``,
             ``q_segments``, ``k_segments``, ``slopes``, ``table1d``, ``table2d``, ``score_w``.
-            ``scale`` may be a tensor, one number or [H], which gets a gradient; beside a spec too.
-            ``bias`` and ``keep`` take ``causal_upper_left`` and ``causal_lower_right`` of
-            torch.nn.attention.bias too.
+            ``scale`` may be a tensor, one number or [H], which gets a gradient, and so may entmax's
+            ``alpha``; beside a spec too. ``bias`` and ``keep`` take ``causal_upper_left`` and
+            ``causal_lower_right`` of torch.nn.attention.bias too.
             ``dropout`` without ``dropout_seed`` draws the seed from PyTorch's generator.
         statistics: names among entropy, max_weight, support, coverage, row_stat.
         mask_mod: a function ``(b, h, q_idx, kv_idx) -> bool`` as FlexAttention's, or what
@@ -257,20 +257,20 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
         options = _masked(q, k, mask_mod, options)
     if torch.is_autocast_enabled("cpu"):
         q, k, v = _autocast(q, k, v)
-    scale = seed = None
+    numbers: Dict[str, Tensor] = {}
+    seed = None
     if options:
-        options, scale, seed = _own_tensors(spec, options)
+        options, numbers, seed = _own_tensors(spec, options)
     spec, tensors = resolve(spec, options)
     bits = _bits(statistics)
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         _op.check_ranks(q, k, v)
-    if not _op.plain(q, k, v, *tensors.values()) or (scale is not None and not _op.plain(scale)):
-        return _looked_at(q, k, v, spec.to_json(), tensors, scale, seed, bits)
+    if not _op.plain(q, k, v, *tensors.values(), *numbers.values()):
+        return _looked_at(q, k, v, spec.to_json(), tensors, numbers, seed, bits)
     wanted = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or
-        (scale is not None and scale.requires_grad) or
-        any(t.requires_grad for t in tensors.values()))
-    if not wanted and not bits and scale is None and seed is None:
+        any(t.requires_grad for t in (*tensors.values(), *numbers.values())))
+    if not wanted and not bits and not numbers and seed is None:
         try:
             y = _op.empty_result(q, v)
             _core.attention(spec._held, q, k, v, tensors, 0, {"y": y})
@@ -278,16 +278,13 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
         except (TypeError, ValueError, RuntimeError):  # what is wrong shows below
             pass
     if q.is_meta:
-        return _looked_at(q, k, v, spec.to_json(), tensors, scale, seed, bits)
+        return _looked_at(q, k, v, spec.to_json(), tensors, numbers, seed, bits)
     q, k, v = _op.prepared("q", q), _op.prepared("k", k), _op.prepared("v", v)
     if tensors:
         tensors = {name: _op.prepared(name, t) for name, t in tensors.items()}
-    held = _op.with_numbers(spec._held, scale, seed)
+    held = _op.with_numbers(spec._held, numbers, seed)
     if wanted:
-        if scale is not None:
-            names, others = (*tensors, "scale"), (*tensors.values(), scale)
-        else:
-            names, others = tuple(tensors), tuple(tensors.values())
+        names, others = (*tensors, *numbers), (*tensors.values(), *numbers.values())
         got = _Attention.apply(  # type: ignore[no-untyped-call]
             _Call(held, bits, names), q, k, v, *others)
         if not bits:
@@ -297,19 +294,19 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
         results, _ = _op.run_forward(held, bits & ~_ROW_STAT, q, k, v, tensors)
         if not bits:
             return results["y"]
-    return _outputs(results, q, k, spec.to_json(), tensors, scale, seed)
+    return _outputs(results, q, k, spec.to_json(), tensors, numbers, seed)
 
 
 def _own_tensors(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[
-        Dict[str, Any], Optional[Tensor], Optional[Tensor]]:
-    """Takes a learned scale and a dropout seed out of a call's options; draws the seed."""
-    scale = options.get("scale")
-    if isinstance(scale, Tensor):
-        options = {name: value for name, value in options.items() if name != "scale"}
-        if not scale.is_floating_point():
-            raise TypeError(f"scale: {scale.dtype} arrived, a floating type is right")
-    else:
-        scale = None
+        Dict[str, Any], Dict[str, Tensor], Optional[Tensor]]:
+    """Takes a learned scale or alpha and a dropout seed out of a call's options; draws the seed."""
+    numbers = {name: options[name] for name in _op.NUMBERS
+               if isinstance(options.get(name), Tensor)}
+    if numbers:
+        options = {name: value for name, value in options.items() if name not in numbers}
+    for name, t in numbers.items():
+        if not t.is_floating_point():
+            raise TypeError(f"{name}: {t.dtype} arrived, a floating type is right")
     p, seed = options.get("dropout"), options.get("dropout_seed")
     if isinstance(seed, Tensor):
         options = {name: value for name, value in options.items() if name != "dropout_seed"}
@@ -324,7 +321,7 @@ def _own_tensors(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[
     for name, t in options.items():
         if t is not None and name in TENSORS and not isinstance(t, (Tensor, bool)):
             _require_tensor(name, t)
-    return options, scale, seed
+    return options, numbers, seed
 
 
 def _masked(q: Tensor, k: Tensor, mask_mod: Union[Callable[..., Tensor], BlockMask],
@@ -365,7 +362,7 @@ def _on_nested(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec], statistics
 
 
 def _looked_at(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Tensor],
-               scale: Optional[Tensor], seed: Optional[Tensor], bits: int) -> Any:
+               numbers: Dict[str, Tensor], seed: Optional[Tensor], bits: int) -> Any:
     """The operator's call where somebody else looks at the tensors: a mode, a transform, a class
     derived from Tensor, or a device that holds no numbers."""
     named = {"q": q, "k": k, "v": v, **tensors}
@@ -374,7 +371,7 @@ def _looked_at(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Te
         if t.is_meta and not all(other.is_meta for other in named.values()):
             raise ValueError(f"{name}: a tensor on meta arrived beside others that hold numbers, "
                              "foci computes on the CPU")
-    return _operator(q, k, v, text, tensors, scale, seed, bits)
+    return _operator(q, k, v, text, tensors, numbers, seed, bits)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
@@ -386,22 +383,28 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
 
 
 def _operator(q: Tensor, k: Tensor, v: Tensor, text: str, tensors: Dict[str, Tensor],
-              scale: Optional[Tensor], seed: Optional[Tensor], bits: int) -> Any:
-    others = [tensors.get(name) for name in TENSORS] + [scale, seed]
+              numbers: Dict[str, Tensor], seed: Optional[Tensor], bits: int) -> Any:
+    others = _in_order(tensors, numbers, seed)
     arguments = (q, k, v, *others, text, bits & ~_ROW_STAT)
     got = (torch.ops.foci.attention(*arguments) if torch.compiler.is_compiling() else
            _op.call("attention", *arguments))
     if not bits:
         return got[0]
     results = {name: t for name, t in zip(_op.RESULTS, got) if name in _named(bits)}
-    return _outputs(results, q, k, text, tensors, scale, seed)
+    return _outputs(results, q, k, text, tensors, numbers, seed)
+
+
+def _in_order(tensors: Dict[str, Tensor], numbers: Dict[str, Tensor],
+              seed: Optional[Tensor]) -> list[Optional[Tensor]]:
+    """Of _op.NAMES, those that a call has."""
+    given = {**tensors, **numbers}
+    return [given.get(name) for name in TENSORS + _op.NUMBERS] + [seed]
 
 
 def _outputs(results: Dict[str, Tensor], q: Tensor, k: Tensor, text: str,
-             tensors: Dict[str, Tensor], scale: Optional[Tensor],
+             tensors: Dict[str, Tensor], numbers: Dict[str, Tensor],
              seed: Optional[Tensor]) -> Outputs:
-    others = [tensors.get(name) for name in TENSORS] + [scale, seed]
-    return Outputs(results, (q, k, others, text))
+    return Outputs(results, (q, k, _in_order(tensors, numbers, seed), text))
 
 
 class _Shaped:
@@ -446,7 +449,7 @@ def _traced(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
         options = mask_mod.options(options, q.shape[0])
     if torch.is_autocast_enabled("cpu"):
         q, k, v = _autocast(q, k, v)
-    options, scale, seed = _own_tensors(spec, options)
+    options, numbers, seed = _own_tensors(spec, options)
     tensors = {name: t for name, t in options.items() if isinstance(t, Tensor)}
     rest = tuple((name, _specialised(value)) for name, value in options.items()
                  if name not in tensors)
@@ -455,4 +458,4 @@ def _traced(q: Tensor, k: Tensor, v: Tensor, spec: Optional[Spec],
                    for name, t in tensors.items())
     text = _constant_text(spec, tuple(tensors), shapes, rest)
     bits = _constant_bits(tuple(statistics) if not isinstance(statistics, str) else statistics)
-    return _operator(q, k, v, text, tensors, scale, seed, bits)
+    return _operator(q, k, v, text, tensors, numbers, seed, bits)

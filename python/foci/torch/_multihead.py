@@ -51,7 +51,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         options: of :class:`foci.Spec`, but for what this module or its call says (dropout, keep,
             bias, key_lengths, segments): ``normalizer="entmax"``, ``window=(128, 0)``,
             ``score="cosine"``. Tensors that an option reads (``slopes``, ``table1d``, ``table2d``,
-            ``score_w``, ``scale``) may be given too; a Parameter becomes one of this module's.
+            ``score_w``, ``scale``, ``alpha``) may be given too; a Parameter becomes one of this
+            module's.
 
     Example:
         >>> mha = foci.torch.MultiheadAttention(512, 8, batch_first=True, normalizer="sparsemax")

@@ -2,9 +2,9 @@
 and torch.export see, and the engine's calls on tensors that both they and eager mode make.
 
 The operators are functional: every result is a tensor of its own. A spec travels as its JSON text;
-what a spec asks of a call's tensors (``scale``, ``seed``) travels as tensors, so that a compiled
-graph reads them anew in each call. A result or gradient that is not asked for is a tensor of shape
-[0].
+what a spec asks of a call's tensors (``scale``, ``alpha``, ``seed``) travels as tensors, so that a
+compiled graph reads them anew in each call. A result or gradient that is not asked for is a tensor
+of shape [0].
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from torch.autograd import forward_ad
 
 from .. import _core
 from .._attention import TENSORS
-from ..spec import Spec
+from ..spec import Spec, in_options
 from ._inputs import check_kind
 
 # The tensors of a call beside q, k and v, in the operators' order.
-NAMES = TENSORS + ("scale", "seed")
+NAMES = TENSORS + ("scale", "alpha", "seed")
+# Numbers of the spec that a call may bring as tensors, and learn.
+NUMBERS = ("scale", "alpha")
 # Those that may get gradients.
-LEARNED = ("bias", "slopes", "table1d", "table2d", "score_w", "scale")
+LEARNED = ("bias", "slopes", "table1d", "table2d", "score_w") + NUMBERS
 RESULTS = ("y", "row_stat", "entropy", "max_weight", "max_key", "support", "coverage")
 UPSTREAM = ("dy", "drow_stat", "dentropy", "dmax_weight", "dcoverage")
 SAVED = ("y", "row_stat", "entropy", "max_weight", "max_key")
@@ -41,17 +43,24 @@ def held_of(text: str) -> _core.Spec:
     return _core.Spec(text)
 
 
-def with_numbers(held: _core.Spec, scale: Optional[Tensor], seed: Optional[Tensor]) -> _core.Spec:
-    """The spec with a learned scale's numbers and a drawn seed."""
-    if scale is None and seed is None:
+def with_numbers(held: _core.Spec, numbers: Dict[str, Tensor],
+                 seed: Optional[Tensor]) -> _core.Spec:
+    """The spec with the numbers of a learned scale or alpha, and a drawn seed."""
+    if not numbers and seed is None:
         return held
-    for name, t in (("scale", scale), ("dropout_seed", seed)):
+    for name, t in (*numbers.items(), ("dropout_seed", seed)):
         if t is not None and t.is_meta:
             raise ValueError(f"{name}: a tensor on meta arrived, foci computes on the CPU")
-    if scale is not None and scale.dim() > 1:
-        raise ValueError(f"scale: shape {list(scale.shape)} arrived, [1] or [H] is right")
-    numbers = None if scale is None else scale.detach().reshape(-1).double().tolist()
-    return held.with_numbers(numbers, None if seed is None else int(seed.item()))
+    values: Dict[str, Any] = {}
+    for name, t in numbers.items():
+        if t.dim() > 1:
+            raise ValueError(f"{name}: shape {list(t.shape)} arrived, [1] or [H] is right")
+        values[name] = t.detach().reshape(-1).double().tolist()
+    try:
+        return held.with_numbers(values.get("scale"), None if seed is None else int(seed.item()),
+                                 values.get("alpha"))
+    except ValueError as error:
+        raise ValueError(in_options(str(error))) from None
 
 
 @functools.lru_cache(maxsize=256)
@@ -213,16 +222,15 @@ def run_forward(held: _core.Spec, statistics: int, q: Tensor, k: Tensor, v: Tens
 def run_backward(held: _core.Spec, statistics: int, q: Tensor, k: Tensor, v: Tensor,
                  tensors: Dict[str, Tensor], saved: Dict[str, Any],
                  upstream: Dict[str, Tensor], wanted: Sequence[str],
-                 scale: Optional[Tensor]) -> Dict[str, Tensor]:
+                 numbers: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """Gradients by the names of their tensors, of the tensors' own shapes and types."""
     given = {"q": q, "k": k, "v": v, **tensors}
     into: Dict[str, Tensor] = {}
     for name in wanted:
         if name in ("q", "k", "v"):
             into["d" + name] = empty_gradient(given[name])
-        elif name == "scale":
-            assert scale is not None
-            into["dscale"] = q.new_empty((scale.numel(),), dtype=torch.float32)
+        elif name in NUMBERS:
+            into["d" + name] = q.new_empty((numbers[name].numel(),), dtype=torch.float32)
         else:
             into["d" + name] = q.new_empty(given[name].shape, dtype=torch.float32)
     if _OLD:
@@ -233,9 +241,9 @@ def run_backward(held: _core.Spec, statistics: int, q: Tensor, k: Tensor, v: Ten
                              list(into), into)
     gradients = {name: into["d" + name] for name in wanted}
     for name in wanted:
-        if name == "scale":
-            assert scale is not None
-            gradients[name] = gradients[name].reshape(scale.shape).to(scale.dtype)
+        if name in NUMBERS:
+            t = numbers[name]
+            gradients[name] = gradients[name].reshape(t.shape).to(t.dtype)
         elif name not in ("q", "k", "v"):
             gradients[name] = gradients[name].to(given[name].dtype)
     return gradients
@@ -271,17 +279,18 @@ _library.define(  # type: ignore[no-untyped-call]
 
 
 def _given(values: Sequence[Optional[Tensor]]) -> Tuple[
-        Dict[str, Tensor], Optional[Tensor], Optional[Tensor]]:
-    """The tensors of an operator's call by name, its scale and its seed."""
+        Dict[str, Tensor], Dict[str, Tensor], Optional[Tensor]]:
+    """The tensors of an operator's call by name, its numbers and its seed."""
     tensors = {name: prepared(name, t) for name, t in zip(TENSORS, values) if t is not None}
-    return tensors, values[-2], values[-1]
+    given = zip(NUMBERS, values[len(TENSORS):])
+    return tensors, {name: t for name, t in given if t is not None}, values[-1]
 
 
 def _attention_cpu(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor, ...]:
     *others, spec, statistics = rest
-    tensors, scale, seed = _given(others)
+    tensors, numbers, seed = _given(others)
     check_ranks(q, k, v)
-    held = with_numbers(held_of(spec), scale, seed)
+    held = with_numbers(held_of(spec), numbers, seed)
     results, _ = run_forward(held, statistics, prepared("q", q), prepared("k", k),
                              prepared("v", v), tensors)
     return tuple(results[name] if name in results else none(name, q) for name in RESULTS)
@@ -334,11 +343,11 @@ def _wanted(bits: int) -> List[str]:
 
 def _backward_cpu(*args: Any) -> Tuple[Tensor, ...]:
     up, q, k, v, others, saved, spec, statistics, wanted = _split_backward(args)
-    tensors, scale, seed = _given(others)
+    tensors, numbers, seed = _given(others)
     got = run_backward(
-        with_numbers(held_of(spec), scale, seed), statistics, prepared("q", q), prepared("k", k),
+        with_numbers(held_of(spec), numbers, seed), statistics, prepared("q", q), prepared("k", k),
         prepared("v", v), tensors, {n: bare(t) for n, t in zip(SAVED, saved) if t.dim() > 1},
-        {n: t for n, t in zip(UPSTREAM, up) if t is not None}, _wanted(wanted), scale)
+        {n: t for n, t in zip(UPSTREAM, up) if t is not None}, _wanted(wanted), numbers)
     return tuple(got[name] if name in got else q.new_empty((0,)) for name in GRADIENTS)
 
 
@@ -360,8 +369,8 @@ def _backward_fake(*args: Any) -> Tuple[Tensor, ...]:
 
 def _weights_cpu(q: Tensor, k: Tensor, *rest: Any) -> Tensor:
     *others, row_stat, spec, rows, heads = rest
-    tensors, scale, seed = _given(others)
-    held = with_numbers(held_of(spec), scale, seed)
+    tensors, numbers, seed = _given(others)
+    held = with_numbers(held_of(spec), numbers, seed)
     return run_weights(held, prepared("q", q), prepared("k", k), tensors,
                        bare(row_stat).contiguous(), list(rows), list(heads))
 
@@ -459,6 +468,11 @@ _functions = {
                              _attention_context, _attention_autograd),
     "weights": transformed("Weights", lambda *a: torch.ops.foci.weights(*a), _weights_context,
                            _weights_autograd)}
+
+
+def add_inner(name: str, forward: Any) -> None:
+    """Another operator for `inner`, without gradients of its own."""
+    _functions[name] = transformed(name, forward, _no_context, no_second)
 
 
 def inner(name: str, *args: Any) -> Any:

@@ -4,7 +4,8 @@ an autograd function; compilers see the operators foci::normalize and foci::norm
 from __future__ import annotations
 
 import functools
-from typing import Any, Tuple
+import itertools
+from typing import Any, Iterator, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -52,6 +53,55 @@ class _Normalize(torch.autograd.Function):
         return None, gradient
 
 
+def _forward_learned(scores: Tensor, alpha: Tensor) -> Tensor:
+    """entmax under a learned alpha: of shape [], or of the scores' rank, broadcast to them; each of
+    its numbers is that of its own rows."""
+    weights = torch.empty(scores.shape, dtype=scores.dtype)
+    for text, of in _parts(scores, alpha):
+        part = _op.bare(scores.detach()[of])
+        made = torch.empty(part.shape, dtype=part.dtype)
+        _core.normalize(_op.held_of(text), part, made)
+        weights[of] = made
+    return weights
+
+
+def _backward_learned(weights: Tensor, up: Tensor, alpha: Tensor) -> Tuple[Tensor, Tensor]:
+    scores = torch.empty(weights.shape, dtype=weights.dtype)
+    alphas = []
+    for text, of in _parts(weights, alpha):
+        part, from_above = _op.bare(weights.detach()[of]), _op.bare(up.detach()[of])
+        made = torch.empty(part.shape, dtype=part.dtype)
+        _, dalpha = _core.entmax_backward(_op.held_of(text), part, from_above, made)
+        scores[of] = made
+        alphas.append(dalpha)
+    return scores, torch.tensor(alphas, dtype=torch.float64).reshape(alpha.shape).to(alpha.dtype)
+
+
+def _parts(like: Tensor, alpha: Tensor) -> Iterator[Tuple[str, Tuple[slice, ...]]]:
+    """Each number of alpha as a spec's text, in order, and the part of the scores that is its."""
+    numbers = alpha.detach().double().flatten().tolist()
+    for index, number in zip(itertools.product(*map(range, alpha.shape)), numbers):
+        yield _text("entmax", (("alpha", number),)), tuple(
+            slice(None) if n == 1 else slice(i, i + 1) for i, n in zip(index, alpha.shape))
+
+
+class _LearnedEntmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, alpha: Tensor) -> Tensor:
+        weights = _forward_learned(scores, alpha)
+        ctx.save_for_backward(weights, alpha)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, up: Tensor) -> Any:
+        weights, alpha = ctx.saved_tensors
+        if _op.batched(up):
+            return torch.ops.foci.entmax_backward(weights, up, alpha)
+        with torch.no_grad():
+            gradients = _backward_learned(weights, up, alpha)
+        return _op.once(gradients, weights, alpha, up)
+
+
 # ---- operators -----------------------------------------------------------------------------------
 
 _library = torch.library.Library("foci", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -59,6 +109,13 @@ _library.define("normalize(Tensor scores, str spec) -> Tensor",  # type: ignore[
                 tags=_op.TAGS)
 _library.define(  # type: ignore[no-untyped-call]
     "normalize_backward(Tensor weights, Tensor dweights, str spec) -> Tensor", tags=_op.TAGS)
+_library.define("entmax(Tensor scores, Tensor alpha) -> Tensor",  # type: ignore[no-untyped-call]
+                tags=_op.TAGS)
+_library.define(  # type: ignore[no-untyped-call]
+    "entmax_backward(Tensor weights, Tensor dweights, Tensor alpha) -> (Tensor, Tensor)",
+    tags=_op.TAGS)
+_library.impl("entmax", _forward_learned, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("entmax_backward", _backward_learned, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("normalize", lambda scores, text: _forward(text, scores),  # type: ignore[no-untyped-call]
               "CPU")
 _library.impl("normalize_backward",  # type: ignore[no-untyped-call]
@@ -76,18 +133,41 @@ def _context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
 
 def _autograd(ctx: Any, up: Tensor) -> Tuple[Tensor, None]:
     (weights,) = ctx.saved_tensors
-    return torch.ops.foci.normalize_backward(weights, up, ctx.text), None
+    return _op.inner("normalize_backward", weights, up, ctx.text), None
 
 
-for _name in ("normalize", "normalize_backward"):
+def _fake_pair(weights: Tensor, _: Tensor, alpha: Tensor) -> Tuple[Tensor, Tensor]:
+    return weights.new_empty(weights.shape), alpha.new_empty(alpha.shape)
+
+
+def _learned_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output, inputs[1])
+
+
+def _learned_autograd(ctx: Any, up: Tensor) -> Tuple[Tensor, Tensor]:
+    weights, alpha = ctx.saved_tensors
+    gradients: Tuple[Tensor, Tensor] = _op.inner("entmax_backward", weights, up, alpha)
+    return gradients
+
+
+for _name in ("normalize", "normalize_backward", "entmax"):
     torch.library.register_fake("foci::" + _name, _fake, lib=_library)
+torch.library.register_fake("foci::entmax_backward", _fake_pair, lib=_library)
+torch.library.register_autograd("foci::entmax", _learned_autograd,
+                                setup_context=_learned_context, lib=_library)
+torch.library.register_autograd("foci::entmax_backward", _op.no_second, lib=_library)
 torch.library.register_autograd("foci::normalize", _autograd, setup_context=_context, lib=_library)
 torch.library.register_autograd("foci::normalize_backward", _op.no_second, lib=_library)
-for _name in ("normalize", "normalize_backward"):
+for _name in ("normalize", "normalize_backward", "entmax", "entmax_backward"):
     torch.library.register_vmap("foci::" + _name,
                                 _op.by_slices(getattr(torch.ops.foci, _name)), lib=_library)
 _Transformed = _op.transformed("Normalize", lambda *a: torch.ops.foci.normalize(*a), _context,
                                _autograd)
+_TransformedEntmax = _op.transformed("LearnedEntmax", lambda *a: torch.ops.foci.entmax(*a),
+                                     _learned_context, _learned_autograd)
+
+_op.add_inner("normalize_backward", lambda *a: torch.ops.foci.normalize_backward(*a))
+_op.add_inner("entmax_backward", lambda *a: torch.ops.foci.entmax_backward(*a))
 
 # ---- calls ---------------------------------------------------------------------------------------
 
@@ -143,6 +223,51 @@ def _along(scores: Tensor, dim: int, normalizer: str, **options: Any) -> Tensor:
         raise own from error
 
 
+def _learned(scores: Tensor, alpha: Tensor, dim: int) -> Tensor:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores: {type(scores).__name__} arrived, a torch.Tensor is right")
+    if torch.compiler.is_compiling():
+        _check(scores, dim)
+        weights: Tensor = torch.ops.foci.entmax(scores.movedim(dim, -1),
+                                                _own_alpha(scores, alpha, dim))
+        return weights.movedim(-1, dim)
+    try:
+        _check(scores, dim)
+        _inputs.check_kind("alpha", alpha)
+        moved, own = scores.movedim(dim, -1), _own_alpha(scores, alpha, dim)
+        if alpha.is_meta != scores.is_meta:
+            raise ValueError(f"alpha: a tensor on {alpha.device} arrived beside scores on "
+                             f"{scores.device}, cpu is right for both")
+        if _op.plain(scores, alpha) and not scores.is_meta:
+            weights = _LearnedEntmax.apply(moved, own)  # type: ignore[no-untyped-call]
+        else:
+            _op.refuse_tangents(scores, alpha)
+            weights = (_TransformedEntmax.apply if _op.under_func() else torch.ops.foci.entmax)(
+                moved, own)
+        return weights.movedim(-1, dim)
+    except (TypeError, NotImplementedError, RuntimeError) as error:
+        explained = _inputs.explained(error, {"scores": scores, "alpha": alpha})
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def _own_alpha(scores: Tensor, alpha: Tensor, dim: int) -> Tensor:
+    """A learned alpha as the operator takes it: of shape [], or of the scores' rank with 1 last."""
+    if not alpha.is_floating_point():
+        raise TypeError(f"alpha: {alpha.dtype} arrived, a floating type is right")
+    if alpha.numel() == 1:
+        return alpha.reshape(())
+    rank = scores.dim()
+    at = dim + rank if dim < 0 else dim
+    shape = (1,) * (rank - alpha.dim()) + tuple(alpha.shape)
+    if len(shape) != rank or shape[at] != 1 or any(
+            a not in (1, s) for a, s in zip(shape, scores.shape)):
+        raise ValueError(f"alpha: shape {list(alpha.shape)} arrived, one number is right, or what "
+                         f"broadcasts to scores {list(scores.shape)} with 1 along dim {dim}")
+    return alpha.reshape(shape).movedim(dim, -1)
+
+
 def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     """softmax of scores; -inf is a key that is not there, and a row of nothing else gives 0."""
     return _along(scores, dim, "softmax")
@@ -153,8 +278,15 @@ def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
     return _along(scores, dim, "sparsemax")
 
 
-def entmax(scores: Tensor, alpha: float = 1.5, dim: int = -1) -> Tensor:
-    """``[(alpha - 1) s - tau]_+ ** (1 / (alpha - 1))``, alpha > 1 (Peters et al. 2019)."""
+def entmax(scores: Tensor, alpha: Union[float, Tensor] = 1.5, dim: int = -1) -> Tensor:
+    """``[(alpha - 1) s - tau]_+ ** (1 / (alpha - 1))``, alpha > 1 (Peters et al. 2019).
+
+    alpha may be a tensor, which gets a gradient (Correia et al. 2019): one number, or one for each
+    of several parts, of a shape that broadcasts to the scores' with 1 along dim ([H, 1, 1] for
+    scores [B, H, N, M]).
+    """
+    if isinstance(alpha, Tensor):
+        return _learned(scores, alpha, dim)
     return _along(scores, dim, "entmax", alpha=alpha)
 
 

@@ -64,7 +64,8 @@ TEST(BitProperties, BroadcastStridesChangeNothing) {
     for (Tensor* t : {&in.keep, &in.bias}) {
       if (t->defined()) *t = t->broadcast_to({s.B, s.H, s.N, s.M});
     }
-    const AttentionWanted wanted{.slopes = true, .tables = true, .score_w = true, .scale = true};
+    const AttentionWanted wanted{
+        .slopes = true, .tables = true, .score_w = true, .scale = true, .alpha = true};
     const Bound bound = bind_fused(c.spec, c.in, target), other = bind_fused(c.spec, in, target);
     const AttentionOutputs out = bound.forward();
     return differing_bits(other.forward(), out) +

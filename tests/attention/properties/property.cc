@@ -69,7 +69,7 @@ void draw_options(const Domain& domain, Recipe& r) {
   r.score = option(3);
   r.scale = option(3);
   r.softcap = option(1);
-  r.normalizer = draw(0, 4);
+  r.normalizer = draw(0, 5);
   r.alpha = draw(0, std::size(kAlphas) - 1);
   const int64_t ks[] = {1, 2, 5, 17, 64, r.keys + 1, int64_t{1} << 62};
   r.k = ks[draw(0, std::size(ks) - 1)];
