@@ -59,6 +59,10 @@ class _OnFoci(TorchFunctionMode):
                    attn_mask: Optional[torch.Tensor] = None, dropout_p: float = 0.0,
                    is_causal: bool = False, scale: Optional[float] = None,
                    enable_gqa: bool = False) -> torch.Tensor:
+        if attn_mask is not None and not (attn_mask.dtype == torch.bool
+                                          or attn_mask.is_floating_point()):
+            attn_mask = attn_mask != 0  # DistilBERT's before 5: a padding mask as it came
+            attn_mask = attn_mask[:, None, None] if attn_mask.dim() == 2 else attn_mask
         if attn_mask is not None and attn_mask.dim() < 4:
             attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
         y, weights = self.attend(self.module, query, key, value, attn_mask, dropout=dropout_p,
