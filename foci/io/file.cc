@@ -1,7 +1,10 @@
 // Files through the system's own calls, every failure as one line.
 #include "foci/io/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +12,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
+#include <optional>
 #include <system_error>
 
 #include "foci/core/error.h"
@@ -75,6 +80,132 @@ std::string read_file(const std::filesystem::path& path, uint64_t limit) {
   }
 }
 
+namespace {
+
+constexpr std::string_view kTemporary = ".tmp-";
+
+// The process that a temporary file's name tells, where it is one of `target`'s.
+std::optional<pid_t> writer_of(std::string_view name, std::string_view target) {
+  if (!name.starts_with(target)) return std::nullopt;
+  name.remove_prefix(target.size());
+  if (!name.starts_with(kTemporary)) return std::nullopt;
+  name.remove_prefix(kTemporary.size());
+  const auto dash = name.find('-');
+  if (dash == std::string_view::npos) return std::nullopt;
+  const auto whole = [](std::string_view text, auto& value) {
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+    return parsed.ec == std::errc() && parsed.ptr == text.data() + text.size() && value >= 0;
+  };
+  pid_t pid = 0;
+  int number = 0;
+  if (!whole(name.substr(0, dash), pid) || !whole(name.substr(dash + 1), number)) {
+    return std::nullopt;
+  }
+  return pid > 0 ? std::optional(pid) : std::nullopt;
+}
+
+struct Process {
+  char state = '?';
+  double start = 0;  // in seconds since 1970
+};
+
+// What /proc tells of a process; nothing where there is no such thing. proc(5): behind the name,
+// which ends with the last parenthesis, stands field 3 of stat, the state; field 22 is the start.
+std::optional<Process> look_up(pid_t pid) {
+  std::string stat, machine;
+  try {
+    constexpr uint64_t kLimit = 16 << 20;
+    stat = read_file(fmt::format("/proc/{}/stat", pid), kLimit);
+    machine = read_file("/proc/stat", kLimit);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  const auto number = [](const std::string& text, size_t at) {
+    int64_t value = -1;
+    if (at < text.size()) std::from_chars(text.data() + at, text.data() + text.size(), value);
+    return static_cast<double>(value);
+  };
+  constexpr std::string_view kBoot = "btime ";
+  const size_t name_end = stat.rfind(") "), boot_at = machine.find(kBoot);
+  if (name_end == std::string::npos || boot_at == std::string::npos) return std::nullopt;
+  Process process;
+  size_t at = name_end + 2;
+  if (at < stat.size()) process.state = stat[at];
+  for (int field = 3; field < 22 && at != 0; ++field) at = stat.find(' ', at) + 1;
+  const double boot = number(machine, boot_at + kBoot.size()), ticks = number(stat, at);
+  if (at == 0 || boot < 0 || ticks < 0) return std::nullopt;
+  process.start = boot + ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return process;
+}
+
+// Whether the process of this number may have written what was last changed at `changed`: it lives,
+// and did not begin after that.
+bool may_have_written(pid_t pid, const timespec& changed) {
+  if (::kill(pid, 0) != 0 && errno == ESRCH) return false;
+  const std::optional<Process> process = look_up(pid);
+  if (!process) return true;
+  if (process->state == 'Z' || process->state == 'X') return false;  // dead, and not yet waited for
+  constexpr double kClocks = 2;  // seconds; btime is whole seconds
+  return process->start <= static_cast<double>(changed.tv_sec) + kClocks;
+}
+
+// Opens a file made anew and holds it, so that others see that its writer lives. File systems
+// without locks do without. -1 where it cannot be opened.
+int create_held(const std::string& path) {
+  for (int tries = 0; tries < 10; ++tries) {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) return -1;
+    struct stat info {};
+    if (::flock(fd, LOCK_EX) != 0 || ::fstat(fd, &info) != 0 || info.st_nlink > 0) return fd;
+    ::close(fd);  // somebody took it for an abandoned one, before it was held
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+// Removes the file unless somebody holds it.
+void remove_unheld(const std::string& path) {
+  int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const Descriptor file(fd);
+  if (fd < 0 || ::flock(fd, LOCK_EX | LOCK_NB) != 0) return;
+  struct stat held {
+  }, named{};
+  // What stands there now must be what is held.
+  if (::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+      held.st_ino == named.st_ino && held.st_dev == named.st_dev) {
+    ::unlink(path.c_str());
+  }
+}
+
+// A link's target: that is what gets replaced.
+std::filesystem::path real_target(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::canonical(path, error);
+  return error ? path : target;
+}
+
+}  // namespace
+
+void remove_abandoned(const std::filesystem::path& path) noexcept {
+  try {
+    const std::filesystem::path target = real_target(path);
+    const std::string name = target.filename().string();
+    if (name.empty()) return;
+    const std::string folder = target.has_parent_path() ? target.parent_path().string() : ".";
+    std::error_code error;
+    std::filesystem::directory_iterator at(folder, error);
+    for (; !error && at != std::filesystem::directory_iterator(); at.increment(error)) {
+      const std::optional<pid_t> writer = writer_of(at->path().filename().string(), name);
+      struct stat info {};
+      if (!writer || ::lstat(at->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
+      if (!may_have_written(*writer, info.st_mtim)) remove_unheld(at->path().string());
+    }
+  } catch (const std::exception&) {
+    // Out of memory: they stay until the next time.
+  }
+}
+
 void write_file(const std::filesystem::path& path, std::string_view bytes) {
   AtomicFile file(path);
   file.write(bytes);
@@ -92,19 +223,14 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
     require<IoError>(fd_ >= 0, "{}: cannot be written: {}", shown(path_), reason(errno));
     return;
   }
-  if (fs::exists(status)) {
-    const fs::path target = fs::canonical(path_, error);
-    if (!error) path_ = target;
-  }
+  path_ = real_target(path_);
   static std::atomic<int> count = 0;  // two threads may write the same path
-  temporary_ = path_;
-  temporary_ += fmt::format(".tmp-{}-{}", ::getpid(), count++);
-  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-  fd_ = ::open(temporary_.c_str(), flags, 0666);
-  if (fd_ < 0 && errno == EEXIST) {  // left by a killed process that had our number
-    ::unlink(temporary_.c_str());
-    fd_ = ::open(temporary_.c_str(), flags, 0666);
-  }
+  do {
+    temporary_ = path_;
+    temporary_ += fmt::format("{}{}-{}", kTemporary, ::getpid(), count++);
+    fd_ = create_held(temporary_.string());
+    // One of our number may stand there: a killed process's, or one of another host.
+  } while (fd_ < 0 && errno == EEXIST);
   require<IoError>(fd_ >= 0, "{}: cannot be written: {}", shown(path_), reason(errno));
   // A file that is replaced keeps its permissions.
   struct stat old {};
@@ -145,6 +271,7 @@ void AtomicFile::commit() {
   };
   int error = 0;
   if (!temporary_.empty() && ::fsync(fd_) != 0) error = errno;
+  const Descriptor held(temporary_.empty() ? -1 : ::dup(fd_));  // until it has its own name
   // Network file systems report a full disk only here.
   if (::close(fd_) != 0 && error == 0 && errno != EINTR) error = errno;
   fd_ = -1;

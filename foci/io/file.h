@@ -17,8 +17,15 @@ FOCI_API std::string read_file(const std::filesystem::path& path,
                                uint64_t limit = uint64_t{1} << 30);
 
 // All or nothing: write to PATH.tmp-PID-N, fsync, rename. On any failure (a full disk) the
-// temporary file is removed, the old file stays, and IoError says what happened.
+// temporary file is removed, the old file stays, and IoError says what happened. A process that is
+// killed meanwhile leaves its temporary file, for remove_abandoned.
 FOCI_API void write_file(const std::filesystem::path& path, std::string_view bytes);
+
+// Removes what killed processes left of writing `path`: each PATH.tmp-PID-N beside it that nobody
+// holds and whose process is gone. A live writer holds its file (flock), whichever host it runs on;
+// a number that another process got since is told by that one's start. Everything else stays, and
+// nothing is thrown: what cannot be removed does no harm.
+FOCI_API void remove_abandoned(const std::filesystem::path& path) noexcept;
 
 // The same in pieces. What was not committed is removed by the destructor. A symbolic link is
 // followed, so that its target is replaced. A device or pipe (/dev/null, /dev/stdout) is written to

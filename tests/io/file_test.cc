@@ -1,15 +1,19 @@
 // Files: limits hold, writes are all or nothing, and every refusal says which file and why.
 #include "foci/io/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <csignal>
 #include <cstring>
+#include <fstream>
 #include <functional>
 
+#include "foci/io/lock.h"
 #include "io/damage.h"
 
 namespace foci {
@@ -121,6 +125,153 @@ TEST(File, AWriteCutShortLeavesTheOldFile) {
   EXPECT_EQ(WEXITSTATUS(status), 7);
   EXPECT_EQ(read_file(folder / "a"), "old");
   EXPECT_EQ(folder.count(), 1);
+}
+
+// The number of a process that has ended.
+pid_t ended_process() {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return child;
+}
+
+void set_changed(const std::filesystem::path& path, time_t seconds) {
+  const timespec times[2] = {{seconds, 0}, {seconds, 0}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+}
+
+TEST(Abandoned, WhatAKilledWriterLeftIsRemovedAndNothingElse) {
+  const TemporaryFolder folder;
+  const std::string gone = std::to_string(ended_process());
+  const std::string alive = std::to_string(::getppid());
+  const auto put = [&](const std::string& name) { write_file(folder / name, "x"); };
+  const std::vector<std::string> others = {"a",
+                                           "b.tmp-" + gone + "-0",
+                                           "a.tmp",
+                                           "a.tmp-",
+                                           "a.tmp-" + gone,
+                                           "a.tmp-" + gone + "-",
+                                           "a.tmp-" + gone + "-x",
+                                           "a.tmp-x-0",
+                                           "a.tmp-" + gone + "-0.bak",
+                                           "a.tmp--" + gone + "-0",
+                                           "a.tmp-0-0",
+                                           "xa.tmp-" + gone + "-0",
+                                           "a.tmp-99999999999999-0",
+                                           "a.tmp-" + alive + "-0"};  // its process lives
+  for (const std::string& name : others) put(name);
+  std::filesystem::create_directory(folder / ("a.tmp-" + gone + "-7"));
+  std::filesystem::create_symlink("a", folder / ("a.tmp-" + gone + "-8"));
+  const int64_t before = folder.count();
+  put("a.tmp-" + gone + "-0");
+  put("a.tmp-" + gone + "-12");
+  // A living process that began after the file was written: its number was another's.
+  put("a.tmp-" + std::to_string(::getpid()) + "-9999");
+  set_changed(folder / ("a.tmp-" + std::to_string(::getpid()) + "-9999"), 1'000'000'000);
+  remove_abandoned(folder / "a");
+  EXPECT_EQ(folder.count(), before);
+  for (const std::string& name : others)
+    EXPECT_TRUE(std::filesystem::exists(folder / name)) << name;
+  remove_abandoned(folder / "nothing there");
+  remove_abandoned(folder / "no folder/a");
+  remove_abandoned("");
+  EXPECT_EQ(folder.count(), before);
+}
+
+TEST(Abandoned, AFileThatIsHeldStays) {
+  const TemporaryFolder folder;
+  const std::string name = "a.tmp-" + std::to_string(ended_process()) + "-0";
+  write_file(folder / name, "x");
+  const int fd = ::open((folder / name).c_str(), O_RDWR);
+  ASSERT_EQ(::flock(fd, LOCK_EX), 0);
+  remove_abandoned(folder / "a");
+  EXPECT_EQ(folder.count(), 1);
+  ::close(fd);
+  remove_abandoned(folder / "a");
+  EXPECT_EQ(folder.count(), 0);
+}
+
+TEST(Abandoned, AKilledWriterHoldsNothingAndALivingOneDoes) {
+  const TemporaryFolder folder;
+  write_file(folder / "a", "old");
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    AtomicFile file(folder / "a");
+    file.write("half");
+    (void)!::write(ready[1], "x", 1);
+    for (;;) ::pause();
+  }
+  char byte;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  remove_abandoned(folder / "a");
+  EXPECT_EQ(folder.count(), 2);
+  ::kill(child, SIGKILL);
+  siginfo_t info;
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(folder.count(), 2);
+  // While it has not been waited for, too.
+  // By a link to the file as well.
+  const TemporaryFolder elsewhere;
+  std::filesystem::create_symlink(folder / "a", elsewhere / "link");
+  remove_abandoned(elsewhere / "link");
+  EXPECT_EQ(folder.count(), 1);
+  EXPECT_EQ(read_file(folder / "a"), "old");
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST(Abandoned, ANameThatStandsThereIsNotTaken) {
+  const TemporaryFolder folder;
+  // The next numbers are taken, by a process of another host with our number.
+  int next = 0;
+  {
+    const AtomicFile file(folder / "z");
+    const std::string name = std::filesystem::directory_iterator(folder.path())->path().string();
+    next = std::stoi(name.substr(name.rfind('-') + 1)) + 1;
+  }
+  for (int i = next; i < next + 5; ++i) {
+    std::ofstream(folder / ("z.tmp-" + std::to_string(::getpid()) + "-" + std::to_string(i))) << i;
+  }
+  write_file(folder / "z", "new");
+  EXPECT_EQ(folder.count(), 6);
+  EXPECT_EQ(read_file(folder / "z"), "new");
+}
+
+TEST(FolderLock, OneAtATimeAndNoneAfterAKill) {
+  const TemporaryFolder folder;
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const FolderLock lock(folder.path());
+    (void)!::write(ready[1], "x", 1);
+    for (;;) ::pause();
+  }
+  char byte;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  const std::string message = message_of<IoError>([&] { const FolderLock lock(folder.path()); });
+  testing::expect_one_line(message);
+  EXPECT_NE(message.find("process " + std::to_string(child)), std::string::npos) << message;
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  {
+    const FolderLock lock(folder.path());
+    EXPECT_EQ(folder.count(), 1);
+    message_of<IoError>([&] { const FolderLock second(folder.path()); });
+  }
+  EXPECT_EQ(folder.count(), 0);
+  { const FolderLock lock(folder.path()); }
+  message_of<IoError>([&] { const FolderLock lock(folder / "none"); });
+  ::close(ready[0]);
+  ::close(ready[1]);
 }
 
 TEST(File, QuotedTextFitsALine) {

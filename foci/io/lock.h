@@ -1,0 +1,27 @@
+// One writer a folder.
+#pragma once
+
+#include <filesystem>
+
+#include "foci/core/api.h"
+
+namespace foci {
+
+// Holds a folder against other processes that ask for it in the same way, through a file ".lock"
+// in it that lives as long. The system lets go of it when a process ends, however it ends: a file
+// that a killed one left holds nobody up. File systems that have no locks hold nothing.
+class FOCI_API FolderLock {
+ public:
+  // The folder must be there. Throws IoError at once where another holds it, naming its process, or
+  // where no file can be made in it.
+  explicit FolderLock(const std::filesystem::path& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  std::filesystem::path file_;
+  int fd_ = -1;
+};
+
+}  // namespace foci
