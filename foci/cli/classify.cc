@@ -30,11 +30,19 @@ class Classify : public Verb {
 
   int run() override {
     apply_threads(common_);
-    const Pictures pictures = look_at(model_, images_);
+    const Pictures pictures = look_at_readable(model_, images_);
     const std::vector<std::string>& classes = pictures.model->config().classes;
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    auto unread = pictures.unread.begin();
+    auto scene = pictures.scenes.begin();
     for (size_t i = 0; i < images_.size(); ++i) {
-      const std::vector<double>& p = pictures.scenes[i].probabilities;
+      if (unread != pictures.unread.end() && unread->index == i) {
+        complain(unread->message);
+        all.push_back({{"image", images_[i]}, {"error", unread->message}});
+        ++unread;
+        continue;
+      }
+      const std::vector<double>& p = (scene++)->probabilities;
       std::vector<size_t> order(p.size());
       std::iota(order.begin(), order.end(), size_t{0});
       std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return p[a] > p[b]; });
@@ -50,7 +58,7 @@ class Classify : public Verb {
       std::printf("%s\n", line.c_str());
     }
     if (common_.json) std::printf("%s", json_text(all).c_str());
-    return kOk;
+    return pictures.unread.empty() ? kOk : kFailure;
   }
 
  private:

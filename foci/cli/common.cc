@@ -3,10 +3,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -93,8 +96,37 @@ void declare_seconds(CLI::App& app, double& seconds, const std::string& about) {
       ->type_name("X");
 }
 
+void complain(const std::string& message) {
+  std::string text = message;
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+  }
+  std::fprintf(stderr, "foci: %s\n", text.c_str());
+}
+
+std::string shell_quoted(const std::string& word) {
+  constexpr std::string_view kPlain = "_@%+=:,./-";
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [&](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || kPlain.find(c) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
 void apply_threads(const Common& common) {
-  if (common.threads > 0) set_num_threads(common.threads);
+  if (common.threads < 1) return;
+  constexpr int kTimes = 4;  // beyond it a step takes ever longer
+  const int processors = num_threads();
+  const int most = kTimes * processors;
+  if (common.threads > most && !common.quiet) {
+    complain(fmt::format("--threads: {} given, {} are used, since this process may run on {} {}",
+                         common.threads, most, processors,
+                         processors == 1 ? "processor" : "processors"));
+  }
+  set_num_threads(std::min(common.threads, most));
 }
 
 void check_writable(const char* option, const std::string& path) {
@@ -112,6 +144,7 @@ void check_writable(const char* option, const std::string& path) {
     throw FileError(fmt::format("{}: {} cannot be written: {}", option, shown(path),
                                 std::generic_category().message(errno)));
   }
+  if (!special) remove_abandoned(path);
 }
 
 void catch_interrupts() {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "foci/cli/json_text.h"
+#include "foci/cli/run_folder.h"
 #include "foci/cli/session.h"
 #include "foci/cli/train_flags.h"
 #include "foci/report/text.h"
@@ -35,6 +36,7 @@ class Demo : public Verb {
   }
 
   void declare(CLI::App& app) override {
+    app_ = &app;
     declare_length(app, flags_);
     app.add_flag("--anywhere", anywhere_, "Digits at any pixel, not only where a patch begins");
     app.add_option("--scenes", scenes_, "Unseen scenes to test on")
@@ -45,8 +47,13 @@ class Demo : public Verb {
         ->type_name("FOLDER");
     app.add_option("--report", report_, "The page (default: report.html in --out)")
         ->type_name("FILE");
-    app.add_flag("--resume", resume_, "Go on from the checkpoint in --out");
+    app.add_flag("--resume", resume_,
+                 "Go on from the checkpoint in --out, with the options it was started with");
     declare_run(app, flags_, common_);
+  }
+
+  std::string settings_to_go_on_from() override {
+    return resume_ ? settings_of_run(out_, kVerb) : std::string();
   }
 
   int run() override {
@@ -55,21 +62,27 @@ class Demo : public Verb {
     catch_interrupts();
     const auto start = std::chrono::steady_clock::now();
     Progress progress(common_.quiet);
-    check_folder();
-    const vision::Scenes data({.seed = common_.seed, .anywhere = anywhere_});
     vision::TrainOptions options = train_options(flags_, common_.seed);
+    // A demo may replace an older demo, and nothing that somebody trained.
+    const auto use = resume_ ? RunFolder::Use::resume : RunFolder::Use::replace;
+    const RunFolder folder(out_, kVerb, use, *app_, call);
+    const vision::Scenes data({.seed = common_.seed, .anywhere = anywhere_});
     options.folder = out_;
     options.resume = resume_;
     options.replace = true;
+    options.record = folder.record(data, nullptr);
     progress.say(
         fmt::format("training a transformer of {} layers × {} heads on digits in clutter, {}",
                     flags_.layers, flags_.heads,
                     flags_.steps ? fmt::format("{} steps", *flags_.steps)
                                  : fmt::format("{:g} min", flags_.minutes)));
-    const TrainOutcome outcome = train(data, options, progress);
-    if (!outcome.result.finished) {
-      return stopped(outcome, fmt::format("foci demo --out {} --resume", out_), progress);
-    }
+    // An older model's page would tell of a model that is gone.
+    const TrainOutcome outcome = train(data, options, progress, {}, [&] {
+      std::error_code ignored;
+      std::filesystem::remove(own_page(), ignored);
+    });
+    const std::string go_on = resume_command(call, common_, kVerb, out_);
+    if (!outcome.result.finished) return stopped(outcome, go_on, progress);
 
     progress.say(fmt::format("looking at {} unseen scenes", scenes_));
     Vit<float>& model = outcome.trainer->model();
@@ -85,10 +98,9 @@ class Demo : public Verb {
     const Result r{outcome, evaluate(model, data, test), evaluate(untrained, data, plain_test),
                    evaluate(model, data, choice).hits->best_head(),
                    evaluate(untrained, data, choice).hits->best_head()};
-    if (interrupted())
-      return stopped(outcome, fmt::format("foci demo --out {} --resume", out_), progress);
+    if (interrupted()) return stopped(outcome, go_on, progress);
     const std::filesystem::path page =
-        std::filesystem::path(report_.empty() ? out_ + "/report.html" : report_);
+        report_.empty() ? own_page() : std::filesystem::path(report_);
     report::write_report(page, report_for(r, data));
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -108,17 +120,7 @@ class Demo : public Verb {
     }
   };
 
-  // A demo may replace an older demo, and nothing that somebody trained.
-  void check_folder() const {
-    if (out_.empty()) throw UsageError("--out: an empty text given, a folder is needed");
-    std::error_code unknown;
-    if (std::filesystem::exists(std::filesystem::path(out_) / kSettingsFile, unknown)) {
-      throw UsageError(fmt::format(
-          "--out: {} holds a model of foci train vit, which a demo would overwrite; give another "
-          "folder",
-          out_));
-    }
-  }
+  std::filesystem::path own_page() const { return std::filesystem::path(out_) / "report.html"; }
 
   insight::Estimate hits(const Evaluation& e) const { return e.hits->last_layer(); }
 
@@ -221,6 +223,8 @@ class Demo : public Verb {
         page.string().c_str());
   }
 
+  static constexpr const char* kVerb = "demo";
+  CLI::App* app_ = nullptr;
   Common common_;
   TrainFlags flags_;
   std::string out_ = "foci-demo", report_;

@@ -24,11 +24,13 @@ class Inspect : public Verb {
   int run() override {
     apply_threads(common_);
     check_writable("--report", report_);
-    const Pictures pictures = look_at(model_, images_);
+    const Pictures pictures = look_at_readable(model_, images_);
+    for (const UnreadPicture& u : pictures.unread) complain(u.message);
+    const int code = pictures.unread.empty() ? kOk : kFailure;
     report::write_report(report_, report_of(pictures, model_));
     if (common_.json) {
       std::printf("%s", looks_json(pictures, report_).c_str());
-      return kOk;
+      return code;
     }
     const std::vector<std::string>& classes = pictures.model->config().classes;
     for (const report::Scene& s : pictures.scenes) {
@@ -37,7 +39,7 @@ class Inspect : public Verb {
                   s.probabilities[predicted]);
     }
     std::printf("report\t%s\n", report_.c_str());
-    return kOk;
+    return code;
   }
 
  private:

@@ -16,14 +16,29 @@
 
 namespace foci::cli {
 
-Pictures look_at(const std::string& model_folder, const std::vector<std::string>& files) {
+namespace {
+
+Pictures look(const std::string& model_folder, const std::vector<std::string>& files,
+              bool go_on_without) {
   constexpr size_t kBatch = 32;
   Pictures out;
   out.model = reading([&] { return load_vit(model_folder); });
   const vision::PictureFormat format = vision::format_of(out.model->config());
   std::vector<vision::Sample> samples;
-  for (const std::string& file : files) {
-    samples.push_back(reading([&] { return vision::read_sample(file, format); }));
+  for (size_t i = 0; i < files.size(); ++i) {
+    try {
+      samples.push_back(reading([&] { return vision::read_sample(files[i], format); }));
+    } catch (const UsageError& e) {
+      if (!go_on_without) throw;
+      out.unread.push_back({i, files[i], e.what()});
+    }
+  }
+  if (samples.empty() && out.unread.size() == 1) throw UsageError(out.unread[0].message);
+  if (samples.empty() && !out.unread.empty()) {
+    std::vector<std::string> lines;
+    for (const UnreadPicture& u : out.unread) lines.push_back(u.message);
+    throw UsageError(fmt::format("none of {} pictures can be read", files.size()),
+                     std::move(lines));
   }
   const int64_t classes = static_cast<int64_t>(out.model->config().classes.size());
   for (size_t at = 0; at < samples.size(); at += kBatch) {
@@ -35,13 +50,23 @@ Pictures look_at(const std::string& model_folder, const std::vector<std::string>
       const float* logits = look.logits.data<float>() + static_cast<int64_t>(i) * classes;
       require<NumericError>(
           std::all_of(logits, logits + classes, [](float x) { return std::isfinite(x); }),
-          "{}: the model {} answers with numbers that are not finite", files[at + i], model_folder);
+          "{}: the model {} answers with numbers that are not finite", some[i].name, model_folder);
       out.scenes.push_back(scene_of(some[i], look.pictures[i], logits, classes, false));
       const auto nats = look.pictures[i].entropy.span<float>();
       out.entropy.emplace_back(nats.begin(), nats.end());
     }
   }
   return out;
+}
+
+}  // namespace
+
+Pictures look_at(const std::string& model_folder, const std::vector<std::string>& files) {
+  return look(model_folder, files, false);
+}
+
+Pictures look_at_readable(const std::string& model_folder, const std::vector<std::string>& files) {
+  return look(model_folder, files, true);
 }
 
 report::Report report_of(const Pictures& pictures, const std::string& model_folder) {
@@ -93,7 +118,12 @@ std::string looks_json(const Pictures& pictures, const std::string& report) {
                    {"grid", {s.rows, s.columns}},
                    {"heads", heads}});
   }
-  return json_text({{"report", report}, {"pictures", all}});
+  nlohmann::ordered_json out = {{"report", report}, {"pictures", all}};
+  if (!pictures.unread.empty()) out["unread"] = nlohmann::ordered_json::array();
+  for (const UnreadPicture& u : pictures.unread) {
+    out["unread"].push_back({{"image", u.file}, {"error", u.message}});
+  }
+  return json_text(out);
 }
 
 }  // namespace foci::cli

@@ -2,7 +2,6 @@
 #include "foci/cli/session.h"
 
 #include <algorithm>
-#include <system_error>
 
 #include "foci/cli/build_info.h"
 #include "foci/cli/sha256.h"
@@ -12,8 +11,6 @@
 
 namespace foci::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 // While it trains, the model is tried this often on so many pictures: together about a hundredth of
 // the run.
@@ -65,55 +62,24 @@ class Watch {
   std::vector<report::EvaluationRecord> evaluations_;
 };
 
-// A run that fails before its folder holds a model takes away what it made there, so that nothing
-// half begun stays.
-class Start {
- public:
-  explicit Start(const vision::TrainOptions& options) : folder_(options.folder) {
-    if (folder_.empty() || options.resume || exists(folder_ / kModel)) return;
-    for (const char* name : {kSettingsFile, "training.safetensors", "config.json", kModel}) {
-      if (!exists(folder_ / name)) files_.push_back(folder_ / name);
-    }
-    // The folders that are missing too, the deepest first.
-    for (fs::path p = folder_; !p.empty() && !exists(p); p = p.parent_path()) made_.push_back(p);
-  }
-
-  void undo() const {
-    if (files_.empty() || exists(folder_ / kModel)) return;
-    std::error_code ignored;
-    for (const fs::path& file : files_) fs::remove(file, ignored);
-    for (const fs::path& folder : made_) fs::remove(folder, ignored);  // only where empty
-  }
-
- private:
-  static constexpr const char* kModel = "model.safetensors";  // the last file that a start writes
-  static bool exists(const fs::path& path) {
-    std::error_code unknown;
-    return fs::exists(path, unknown);
-  }
-  fs::path folder_;
-  std::vector<fs::path> files_, made_;
-};
-
 }  // namespace
 
 TrainOutcome train(const vision::Dataset& data, vision::TrainOptions options, Progress& progress,
-                   const std::function<void()>& accepted) {
+                   const std::function<void()>& accepted, const std::function<void()>& replaced) {
   Watch watch(data, options, progress);
+  bool first = true;
   options.stop = &interrupt_flag();
-  options.progress = [&watch](const vision::Progress& p) { watch.step(p); };
-  const Start start(options);
+  options.progress = [&](const vision::Progress& p) {
+    if (first && replaced) replaced();
+    first = false;
+    watch.step(p);
+  };
   TrainOutcome out;
   // Only a resumed run reads files here.
   out.trainer = reading([&] { return std::make_unique<vision::Trainer>(data, options); });
   watch.attach(out.trainer.get());
-  try {
-    if (accepted) accepted();
-    out.result = out.trainer->run();
-  } catch (...) {
-    start.undo();
-    throw;
-  }
+  if (accepted) accepted();
+  out.result = out.trainer->run();
   progress.finish();
   out.evaluations = watch.take_evaluations();
   return out;

@@ -22,15 +22,13 @@ struct TrainOutcome {
   std::unique_ptr<vision::Trainer> trainer;           // holds the model
 };
 
-// In a folder of `foci train`: the options that it was started with, for resuming.
-inline constexpr const char* kSettingsFile = "train.json";
-
-// Trains to the end or to Ctrl-C. A run that fails before its folder holds a model takes away what
-// it made there. `options.stop` and `options.progress` are set here. About a dozen
+// Trains to the end or to Ctrl-C. `options.stop` and `options.progress` are set here. About a dozen
 // times on the way the model is tried on held-back pictures, which changes nothing of the training.
-// `accepted`, where given, is called once the options and the folder have been found good.
+// `accepted`, where given, is called once the options and the folder have been found good, and
+// `replaced` when a first checkpoint of this call stands in the folder and a step has been taken.
 TrainOutcome train(const vision::Dataset& data, vision::TrainOptions options, Progress& progress,
-                   const std::function<void()>& accepted = {});
+                   const std::function<void()>& accepted = {},
+                   const std::function<void()>& replaced = {});
 
 // Says how to go on, and gives kInterrupted.
 int stopped(const TrainOutcome& outcome, const std::string& command, Progress& progress);

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "foci/cli/json_text.h"
+#include "foci/cli/run_folder.h"
 #include "foci/cli/session.h"
 #include "foci/cli/train_flags.h"
-#include "foci/io/file.h"
 #include "foci/report/text.h"
 #include "foci/vision/folder.h"
 #include "foci/vision/scenes.h"
@@ -51,17 +51,8 @@ class TrainVit : public Verb {
     declare_run(app, flags_, common_);
   }
 
-  // A resumed run takes its options from where it began.
-  std::filesystem::path implied_config(std::span<const std::string> words) override {
-    std::filesystem::path out = out_;
-    bool resume = false;
-    for (size_t i = 0; i < words.size(); ++i) {
-      if (words[i] == "--resume") resume = true;
-      if (words[i] == "--out" && i + 1 < words.size()) out = words[i + 1];
-      if (words[i].starts_with("--out=")) out = words[i].substr(6);
-    }
-    out /= kSettingsFile;
-    return resume && std::filesystem::exists(out) ? out : std::filesystem::path();
+  std::string settings_to_go_on_from() override {
+    return resume_ ? settings_of_run(out_, kVerb) : std::string();
   }
 
   int run() override {
@@ -69,28 +60,102 @@ class TrainVit : public Verb {
     check_writable("--report", report_);
     catch_interrupts();
     Progress progress(common_.quiet);
-    if (out_.empty()) throw UsageError("--out: an empty text given, a folder is needed");
-    const std::string settings = own_settings();
-    const std::unique_ptr<vision::Dataset> data = dataset();
+    check_data_options();
     vision::TrainOptions options = train_options(flags_, common_.seed);
+    const auto use = resume_ ? RunFolder::Use::resume : RunFolder::Use::begin;
+    const RunFolder folder(out_, kVerb, use, *app_, call);
+    const std::unique_ptr<vision::Dataset> data = dataset();
+    const auto* own = dynamic_cast<const vision::Folder*>(data.get());
+    if (own) say_what_is_read(*own, progress);
+    const vision::FolderRecord* const pictures = own ? &own->record() : nullptr;
     options.folder = out_;
     options.resume = resume_;
-    const TrainOutcome outcome = train(*data, options, progress, [&] {
-      if (!resume_) write_file(std::filesystem::path(out_) / kSettingsFile, settings);
-    });
-    if (!outcome.result.finished) {
-      return stopped(outcome, fmt::format("foci train vit --out {} --resume", out_), progress);
-    }
+    options.record = folder.record(*data, pictures);
+    const TrainOutcome outcome =
+        train(*data, options, progress, [&] { folder.keep_pictures(pictures); });
+    const std::string go_on = resume_command(call, common_, kVerb, out_);
+    if (!outcome.result.finished) return stopped(outcome, go_on, progress);
     EvaluateOptions test{.count = kMaxTested, .gallery = 12, .mistakes = 24};
     test.keep_going = [](int64_t) { return !interrupted(); };
     const Evaluation evaluation = evaluate(outcome.trainer->model(), *data, test);
-    if (interrupted()) return kInterrupted;
+    if (interrupted()) return stopped(outcome, go_on, progress);
     if (!report_.empty()) write(outcome, *data, evaluation);
-    print(outcome, evaluation);
+    print(outcome, own, evaluation);
     return kOk;
   }
 
  private:
+  // What is told of the data, in the words of the options.
+  void check_data_options() const {
+    for (const char* option : {"--patch", "--max-side", "--test-share", "--mirror"}) {
+      const CLI::Option& o = *app_->get_option(option);
+      const bool other = o.get_expected_max() == 0 ? o.count() > 0
+                         : o.count() > 0           ? o.results().back() != o.get_default_str()
+                                                   : false;
+      if (data_.empty() && (call.gives(option) || other)) {
+        throw UsageError(fmt::format("{}: nothing reads it without --data", option));
+      }
+    }
+    if (!data_.empty() && anywhere_) {
+      throw UsageError("--anywhere: nothing reads it with --data");
+    }
+    if (app_->get_option("--data")->count() > 0 && data_.empty()) {
+      throw UsageError("--data: an empty text given, a folder is needed");
+    }
+    check_range("--patch", patch_, 1, 1024);
+    check_range("--max-side", max_side_, 1, 1 << 14);
+    if (max_side_ < patch_ || max_side_ % patch_ != 0) {
+      throw UsageError(
+          call.gives("--max-side")
+              ? fmt::format("--max-side: {} given, a multiple of --patch ({}) is right", max_side_,
+                            patch_)
+              : fmt::format("--patch: {} given, what divides --max-side ({}) is right", patch_,
+                            max_side_));
+    }
+    if (!(test_share_ > 0 && test_share_ < 1)) {
+      throw UsageError(
+          fmt::format("--test-share: {} given, between 0 and 1 is right", test_share_));
+    }
+  }
+
+  // One line about what is read otherwise than somebody may expect, and what is not.
+  void say_what_is_read(const vision::Folder& data, Progress& progress) const {
+    const auto part = [](const vision::FolderRemark& r, const char* what) {
+      return fmt::format("{} {} ({})", r.count, what, r.example);
+    };
+    std::vector<std::string> parts;
+    if (data.nested().count > 0) parts.push_back(part(data.nested(), "in folders inside a class"));
+    if (data.misnamed().count > 0) {
+      parts.push_back(part(data.misnamed(), "that only their first bytes call PNG or JPEG"));
+    }
+    std::string line = fmt::format("{}: {} pictures in {} classes", data_,
+                                   data.record().pictures.size(), data.classes().size());
+    for (size_t i = 0; i < parts.size(); ++i) line += (i == 0 ? ", of them " : ", ") + parts[i];
+    for (size_t i = 0; i < data.left_out().size(); ++i) {
+      const vision::FolderRemark& r = data.left_out()[i];
+      line += (i == 0 ? "; left out: " : ", ") + part(r, r.what.c_str());
+    }
+    if (!parts.empty() || !data.left_out().empty()) progress.say(line);
+  }
+
+  static nlohmann::ordered_json to_json(const vision::FolderRemark& r) {
+    return {{"count", r.count}, {"example", r.example}};
+  }
+
+  nlohmann::ordered_json data_json(const vision::Folder& data) const {
+    nlohmann::ordered_json left_out = nlohmann::ordered_json::array();
+    for (const vision::FolderRemark& r : data.left_out()) {
+      left_out.push_back({{"what", r.what}, {"count", r.count}, {"example", r.example}});
+    }
+    nlohmann::ordered_json out = {{"folder", data_},
+                                  {"classes", data.classes()},
+                                  {"pictures", data.record().pictures.size()}};
+    if (data.nested().count > 0) out["in_folders_inside_a_class"] = to_json(data.nested());
+    if (data.misnamed().count > 0) out["by_first_bytes_only"] = to_json(data.misnamed());
+    out["left_out"] = left_out;
+    return out;
+  }
+
   std::unique_ptr<vision::Dataset> dataset() const {
     if (data_.empty()) {
       vision::SceneOptions scenes;
@@ -104,16 +169,16 @@ class TrainVit : public Verb {
     folder.test_share = test_share_;
     folder.mirror = mirror_;
     folder.seed = common_.seed;
-    return reading([&] { return std::make_unique<vision::Folder>(data_, folder); });
-  }
-
-  // Without what differs from call to call.
-  std::string own_settings() const {
-    constexpr std::string_view kOfThisCall[] = {"resume", "quiet", "json", "threads", "out"};
-    nlohmann::ordered_json all = nlohmann::ordered_json::parse(settings_json(*app_, kOfThisCall));
-    // The run may be resumed from another place.
-    if (!data_.empty()) all["data"] = std::filesystem::absolute(data_).string();
-    return json_text(all);
+    try {
+      return std::make_unique<vision::Folder>(data_, folder);
+    } catch (const vision::FolderErrors& e) {
+      if (e.problems().size() <= vision::FolderErrors::kInOneLine) throw UsageError(e.what());
+      throw UsageError(e.about(), e.problems());
+    } catch (const IoError& e) {
+      throw UsageError(fmt::format("--data: {}", e.what()));
+    } catch (const FormatError& e) {
+      throw UsageError(fmt::format("--data: {}", e.what()));
+    }
   }
 
   std::string data_name() const {
@@ -144,12 +209,13 @@ class TrainVit : public Verb {
     report::write_report(report_, r);
   }
 
-  void print(const TrainOutcome& outcome, const Evaluation& test) const {
+  void print(const TrainOutcome& outcome, const vision::Folder* data,
+             const Evaluation& test) const {
     const auto accuracy = test.accuracy();
     const double ms = 1000 * outcome.result.seconds /
                       static_cast<double>(std::max<int64_t>(1, outcome.result.steps));
     if (common_.json) {
-      const nlohmann::ordered_json out = {
+      nlohmann::ordered_json out = {
           {"accuracy",
            {{"value", accuracy.value},
             {"low", accuracy.low},
@@ -162,6 +228,7 @@ class TrainVit : public Verb {
           {"ms_per_step", ms},
           {"model", out_},
           {"report", report_.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(report_)}};
+      if (data) out["data"] = data_json(*data);
       std::printf("%s", json_text(out).c_str());
       return;
     }
@@ -174,6 +241,7 @@ class TrainVit : public Verb {
     if (!report_.empty()) std::printf("report      %s\n", report_.c_str());
   }
 
+  static constexpr const char* kVerb = "train vit";
   CLI::App* app_ = nullptr;
   Common common_;
   TrainFlags flags_;

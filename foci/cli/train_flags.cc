@@ -72,6 +72,11 @@ void declare_run(CLI::App& app, TrainFlags& flags, Common& common) {
   declare_quiet(app, common);
 }
 
+void check_range(const char* option, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return;
+  throw UsageError(fmt::format("{}: {} given, {} to {} is right", option, value, least, most));
+}
+
 vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed) {
   vision::TrainOptions out;
   if (flags.steps && *flags.steps < 1) {
@@ -79,9 +84,30 @@ vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed) {
   }
   out.steps = flags.steps;
   if (!out.steps) out.minutes = flags.minutes;
-  if (flags.layers < 1) {
-    throw UsageError(fmt::format("--layers: {} given, give 1 or more", flags.layers));
+  const auto check = [](bool good, const char* option, double value, const char* right) {
+    if (!good) throw UsageError(fmt::format("{}: {} given, {} is right", option, value, right));
+  };
+  const auto is_share = [](double x) { return x >= 0 && x <= 1; };
+  constexpr const char *kAboveNone = "a number above 0", *kShare = "a share from 0 to 1";
+  if (!out.steps) check(flags.minutes > 0, "--minutes", flags.minutes, kAboveNone);
+  constexpr int64_t kMost = 1 << 20;
+  check_range("--width", flags.width, 1, kMost);
+  check_range("--layers", flags.layers, 1, 4096);
+  check_range("--heads", flags.heads, 1, kMost);
+  check_range("--feed-forward", flags.feed_forward, 1, kMost);
+  check_range("--batch", flags.batch, 1, kMost);
+  if (flags.width % flags.heads != 0) {
+    throw UsageError(fmt::format("--heads: {} given, what divides --width ({}) is right",
+                                 flags.heads, flags.width));
   }
+  check(flags.dropout >= 0 && flags.dropout < 1, "--dropout", flags.dropout,
+        "0 or more and less than 1");
+  check(flags.learning_rate > 0, "--lr", flags.learning_rate, "a learning rate above 0");
+  check(is_share(flags.warm_up), "--warm-up", flags.warm_up, kShare);
+  check(flags.weight_decay >= 0, "--weight-decay", flags.weight_decay, "0 or more");
+  check(flags.clip >= 0, "--clip", flags.clip, "0 (no limit) or more");
+  check(is_share(flags.label_smoothing), "--label-smoothing", flags.label_smoothing, kShare);
+  check(flags.checkpoint_seconds > 0, "--checkpoint-seconds", flags.checkpoint_seconds, kAboveNone);
   VitConfig& m = out.model;
   m.width = flags.width;
   m.layers = flags.layers;
@@ -100,8 +126,14 @@ vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed) {
   }
   try {
     m.attention = spec_from_json_text(flags.spec);
+    VitConfig shape = m;
+    shape.classes = {"any"};
+    validate(shape);  // all else in it has been checked
   } catch (const ArgumentError& e) {
-    throw UsageError(fmt::format("--spec: {}", e.what()));
+    std::string what = e.what();
+    constexpr std::string_view kAbout = "vit attention: ";
+    if (what.starts_with(kAbout)) what.erase(0, kAbout.size());
+    throw UsageError(fmt::format("--spec: {}", what));
   }
   out.batch = flags.batch;
   out.schedule.peak = flags.learning_rate;

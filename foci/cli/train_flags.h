@@ -29,6 +29,8 @@ void declare_length(CLI::App& app, TrainFlags& flags);
 // The model's shape, the optimiser, and what every run has.
 void declare_run(CLI::App& app, TrainFlags& flags, Common& common);
 
+// Throws UsageError where a whole number lies outside of [least, most].
+void check_range(const char* option, int64_t value, int64_t least, int64_t most);
 // Throws UsageError where an option holds what it may not.
 vision::TrainOptions train_options(const TrainFlags& flags, uint64_t seed);
 

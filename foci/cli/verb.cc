@@ -70,18 +70,18 @@ std::string joined(const Words& words, const char* between = ", ") {
   return out;
 }
 
-// One line, whatever a message holds.
-std::string one_line(std::string text) {
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-  }
-  return text;
+int fail(int code, const std::string& message) {
+  complain(message);
+  return code;
 }
 
-int fail(int code, const std::string& message) {
-  std::fprintf(stderr, "foci: %s\n", one_line(message).c_str());
-  return code;
+int fail(const UsageError& e) {
+  constexpr size_t kShown = 50;
+  complain(e.what());
+  const std::vector<std::string>& lines = e.lines();
+  for (size_t i = 0; i < std::min(kShown, lines.size()); ++i) complain("  " + lines[i]);
+  if (lines.size() > kShown) complain(fmt::format("  and {} more", lines.size() - kShown));
+  return kUsage;
 }
 
 Words long_options(const CLI::App& app) {
@@ -105,10 +105,10 @@ bool is_flag(const CLI::Option& option) {
 }
 
 // Whether an option stands among the words.
-bool gives(const Words& words, const std::string& option) {
+bool gives(const Words& words, std::string_view option) {
   for (const std::string& word : words) {
     if (word == "--") break;
-    if (word == option || word.starts_with(option + "=")) return true;
+    if (word.substr(0, word.find('=')) == option) return true;
   }
   return false;
 }
@@ -120,25 +120,25 @@ void check_length(const Words& words) {
   }
 }
 
-// The file's settings as command-line words, to stand before the person's own, which then win.
-Words words_of_config(const std::string& path, const CLI::App& app, const Words& own) {
-  const nlohmann::json config =
-      reading([&] { return parse_json(read_file(path, 1 << 20), "--config: " + path); });
-  if (!config.is_object()) throw UsageError("--config: " + path + " must hold one JSON object");
+// Settings as command-line words, to stand before those that win over them. `origin` says where
+// they come from.
+Words words_of_settings(const std::string& text, const std::string& origin, const CLI::App& app,
+                        const Words& later) {
+  const nlohmann::json config = reading([&] { return parse_json(text, origin); });
+  if (!config.is_object()) throw UsageError(origin + " must hold one JSON object");
   Words out, known;
   for (const CLI::Option* option : app.get_options()) {
     if (is_setting(*option)) known.push_back(option->get_lnames()[0]);
   }
   for (const auto& [key, value] : config.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      throw UsageError("--config: " + path + ": unknown key \"" + key + "\"" +
-                       did_you_mean(key, known));
+      throw UsageError(origin + ": unknown key \"" + key + "\"" + did_you_mean(key, known));
     }
-    if (key == "steps" && gives(own, "--minutes")) continue;  // else they would go before it
+    if (key == "steps" && gives(later, "--minutes")) continue;  // else they would go before it
     const CLI::Option& option = *app.get_option("--" + key);
     if (is_flag(option)) {
       if (!value.is_boolean()) {
-        throw UsageError("--config: " + path + ": \"" + key + "\" must be true or false");
+        throw UsageError(origin + ": \"" + key + "\" must be true or false");
       }
       if (value.get<bool>()) out.push_back(fmt::format("--{}", key));
     } else if (value.is_string()) {
@@ -146,7 +146,7 @@ Words words_of_config(const std::string& path, const CLI::App& app, const Words&
     } else if (value.is_number()) {
       out.push_back(fmt::format("--{}={}", key, value.dump()));
     } else {
-      throw UsageError("--config: " + path + ": \"" + key + "\" must be a number or a text");
+      throw UsageError(origin + ": \"" + key + "\" must be a number or a text");
     }
   }
   return out;
@@ -179,49 +179,80 @@ std::string unexpected(const CLI::App& app, const std::string& verb) {
   return "";
 }
 
-int run_verb(const VerbEntry& entry, const Words& words) {
-  CLI::App app(entry.about, std::string("foci ") + entry.name);
-  app.allow_extras();
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.option_defaults()->always_capture_default();
-  app.get_formatter()->column_width(36);
-  const std::unique_ptr<Verb> verb = entry.make();
-  verb->declare(app);
-  bool dump = false;
+// A verb with its options, to be parsed once.
+struct Attempt {
+  const VerbEntry& entry;
+  CLI::App app;
+  std::unique_ptr<Verb> verb = entry.make();
   std::string config;
-  app.add_option("--config", config, "JSON file with options; the command line goes before it")
-      ->type_name("FILE");
-  app.add_flag("--dump-config", dump, "Print all options as such a file, and do nothing else");
+  bool dump = false;
 
-  check_length(words);
-  Words all = words;
-  std::string path = config_path(words);
-  if (path.empty()) path = verb->implied_config(words).string();
-  if (!path.empty()) {
-    all = words_of_config(path, app, words);
-    all.insert(all.end(), words.begin(), words.end());
+  Attempt(const VerbEntry& e, const Call& call)
+      : entry(e), app(e.about, std::string("foci ") + e.name) {
+    app.allow_extras();
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    app.option_defaults()->always_capture_default();
+    app.get_formatter()->column_width(36);
+    verb->call = call;
+    verb->declare(app);
+    app.add_option("--config", config, "JSON file with options; the command line goes before it")
+        ->type_name("FILE");
+    app.add_flag("--dump-config", dump, "Print all options as such a file, and do nothing else");
+    if (call.gives("--dump-config")) {
+      for (CLI::Option* option : app.get_options()) option->required(false);
+    }
   }
-  std::reverse(all.begin(), all.end());  // as CLI11 takes them
+
+  // False where help was asked for, and given.
+  bool parse(Words words) {
+    std::reverse(words.begin(), words.end());  // as CLI11 takes them
+    try {
+      app.parse(words);
+    } catch (const CLI::CallForHelp&) {
+      std::string text = app.help();
+      for (size_t at; (at = text.find("\n\n\n")) != std::string::npos;) text.erase(at, 1);
+      std::printf("%s", text.c_str());
+      return false;
+    } catch (const CLI::ParseError& e) {
+      throw UsageError(std::string(entry.name) + ": " + e.what() + " (see foci " + entry.name +
+                       " --help)");
+    }
+    if (const std::string problem = unexpected(app, entry.name); !problem.empty()) {
+      throw UsageError(std::string(entry.name) + ": " + problem);
+    }
+    return true;
+  }
+};
+
+int run_verb(const VerbEntry& entry, const Call& call) {
+  check_length(call.words);
+  Attempt first(entry, call);
+  Words all;
+  if (const std::string path = config_path(call.words); !path.empty()) {
+    const std::string text = reading([&] { return read_file(path, 1 << 20); });
+    all = words_of_settings(text, "--config: " + shown(path), first.app, call.words);
+  }
+  all.insert(all.end(), call.words.begin(), call.words.end());
+  if (!first.parse(all)) return kOk;
+  // Where it goes on from an earlier call, that one's settings stand before all others.
+  const std::string earlier = first.verb->settings_to_go_on_from();
+  Attempt second(entry, call);
+  if (!earlier.empty()) {
+    Words again = words_of_settings(earlier, "--resume: the run's record", first.app, all);
+    again.insert(again.end(), all.begin(), all.end());
+    second.parse(again);
+  }
+  const Attempt& last = earlier.empty() ? first : second;
+  if (last.dump) {
+    std::printf("%s", settings_json(last.app).c_str());
+    return kOk;
+  }
   try {
-    app.parse(all);
-  } catch (const CLI::CallForHelp&) {
-    std::string text = app.help();
-    for (size_t at; (at = text.find("\n\n\n")) != std::string::npos;) text.erase(at, 1);
-    std::printf("%s", text.c_str());
-    return kOk;
-  } catch (const CLI::ParseError& e) {
-    throw UsageError(std::string(entry.name) + ": " + e.what() + " (see foci " + entry.name +
-                     " --help)");
+    (void)current_target();  // a wrong one is told before anything is written
+  } catch (const ArgumentError& e) {
+    throw UsageError(fmt::format("FOCI_TARGET: {}", e.what()));
   }
-  if (const std::string problem = unexpected(app, entry.name); !problem.empty()) {
-    throw UsageError(std::string(entry.name) + ": " + problem);
-  }
-  if (dump) {
-    std::printf("%s", settings_json(app).c_str());
-    return kOk;
-  }
-  (void)current_target();  // a wrong FOCI_TARGET is told before anything is written
-  return verb->run();
+  return last.verb->run();
 }
 
 std::string help() {
@@ -237,7 +268,7 @@ std::string help() {
          "FOCI_TARGET=baseline|avx2|avx512 forces a SIMD target.\n";
 }
 
-int dispatch(const Words& words) {
+int dispatch(const std::string& program, const Words& words) {
   if (words.empty()) {
     throw UsageError("which verb? " + joined(names_after("")) + " (foci --help says more)");
   }
@@ -250,9 +281,9 @@ int dispatch(const Words& words) {
   for (const VerbEntry& entry : kVerbs) {
     const auto [verb, object] = split_name(entry.name);
     if (asks_version ? verb != "version" : verb != first) continue;
-    if (object.empty()) return run_verb(entry, {words.begin() + 1, words.end()});
+    if (object.empty()) return run_verb(entry, {program, {words.begin() + 1, words.end()}});
     if (words.size() > 1 && words[1] == object) {
-      return run_verb(entry, {words.begin() + 2, words.end()});
+      return run_verb(entry, {program, {words.begin() + 2, words.end()}});
     }
   }
   const Words known = names_after("");
@@ -273,6 +304,10 @@ int dispatch(const Words& words) {
 
 }  // namespace
 
+bool Call::gives(std::string_view option) const {
+  return cli::gives(words, option);
+}
+
 std::string settings_json(const CLI::App& app, std::span<const std::string_view> without) {
   nlohmann::ordered_json out = nlohmann::ordered_json::object();
   for (const CLI::Option* option : app.get_options()) {
@@ -288,9 +323,10 @@ std::string settings_json(const CLI::App& app, std::span<const std::string_view>
     if (value.empty()) continue;  // not set, and no default to tell
     const nlohmann::ordered_json number =
         nlohmann::ordered_json::parse(value, nullptr, /*allow_exceptions=*/false);
-    out[name] = option->get_type_name() != "TEXT" && number.is_number()
-                    ? number
-                    : nlohmann::ordered_json(value);
+    // A folder may be called 007, or 1e3.
+    const std::string type = option->get_type_name();
+    const bool is_number = type == "N" || type == "X" || type == "MINUTES";
+    out[name] = is_number && number.is_number() ? number : nlohmann::ordered_json(value);
     try {
       (void)out[name].dump();
     } catch (const nlohmann::json::type_error&) {
@@ -309,9 +345,10 @@ int run_program(int argc, const char* const* argv) {
   int code = kFailure;
   signal(SIGXFSZ, SIG_IGN);  // a write beyond a limit then fails, and is told, as on a full disk
   try {
-    code = dispatch(Words(argv + std::min(argc, 1), argv + argc));
+    code = dispatch(argc > 0 && *argv[0] ? argv[0] : "foci",
+                    Words(argv + std::min(argc, 1), argv + argc));
   } catch (const UsageError& e) {
-    return fail(kUsage, e.what());
+    return fail(e);
   } catch (const ArgumentError& e) {
     return fail(kUsage, e.what());
   } catch (const FormatError& e) {

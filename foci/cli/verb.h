@@ -5,12 +5,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "foci/core/error.h"
 
@@ -28,6 +29,22 @@ inline constexpr int kOk = 0, kFailure = 1, kUsage = 2, kInterrupted = 130;
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+  // With a list below it, one line each: all that is wrong, where that is more than one thing.
+  UsageError(const std::string& what, std::vector<std::string> lines)
+      : std::runtime_error(what), lines_(std::move(lines)) {}
+  const std::vector<std::string>& lines() const { return lines_; }
+
+ private:
+  std::vector<std::string> lines_;
+};
+
+// How the program was called.
+struct Call {
+  std::string program = "foci";    // as it was typed
+  std::vector<std::string> words;  // behind the verb, without those of a config file
+
+  // Whether an option ("--lr") stands among the words.
+  bool gives(std::string_view option) const;
 };
 
 // The same of a file that the system does not give or take: Python's callers get an OSError.
@@ -41,11 +58,14 @@ class Verb {
   virtual ~Verb() = default;
   // Declares options and arguments, bound to members of the verb.
   virtual void declare(CLI::App& app) = 0;
-  // A config file that these words imply where they name none; empty for none.
-  virtual std::filesystem::path implied_config(std::span<const std::string>) { return {}; }
+  // Settings of an earlier call that this one goes on from, as one JSON object; empty for none.
+  // Asked once the words are parsed; then they are parsed again, behind these settings.
+  virtual std::string settings_to_go_on_from() { return {}; }
   // Does it and returns the exit code. Results go to stdout, everything else to stderr; failures
   // are thrown.
   virtual int run() = 0;
+
+  Call call;
 };
 
 struct VerbEntry {
@@ -82,12 +102,19 @@ void declare_seconds(CLI::App& app, double& seconds, const std::string& about);
 std::string check_whole(const std::string& text);
 std::string check_natural(const std::string& text);
 std::string check_number(const std::string& text);
-// Hands the choice of threads to the library.
+// Hands the choice of threads to the library. More than a few times what the machine has would only
+// wait for each other: then it is fewer, which is said on stderr.
 void apply_threads(const Common& common);
 
 // Throws FileError naming `option` unless a file can be made at this path: told before the work,
-// not after. An empty path is none and fine.
+// not after. Takes away what a killed process left of writing it. An empty path is none and fine.
 void check_writable(const char* option, const std::string& path);
+
+// One line on stderr, "foci: …", whatever the message holds.
+void complain(const std::string& message);
+
+// A word as a shell takes it.
+std::string shell_quoted(const std::string& word);
 
 // Runs `read` and turns errors about files into UsageErrors.
 template <class F>

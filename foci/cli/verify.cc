@@ -29,9 +29,20 @@ class Verify : public Verb {
 
   int run() override {
     apply_threads(common_);
+    for (const char* option : {"--target", "--implementation"}) {
+      if (reference_ && call.gives(option)) {
+        throw UsageError(fmt::format("{}: nothing reads it with --reference", option));
+      }
+    }
     VerifyOptions options;
     options.reference = reference_;
-    if (!target_.empty()) options.targets = {parse_target(target_)};
+    if (!target_.empty()) {
+      try {
+        options.targets = {parse_target(target_)};
+      } catch (const ArgumentError& e) {
+        throw UsageError(fmt::format("--target: {}", e.what()));
+      }
+    }
     if (!implementation_.empty()) {
       if (implementation_ != "plain" && implementation_ != "fused") {
         throw UsageError("--implementation: '" + implementation_ +
@@ -52,8 +63,14 @@ class Verify : public Verb {
       for (const VerifyFailure& f : report.failures) {
         std::printf("FAILED %s: %s\n", f.path.c_str(), f.message.c_str());
       }
-      std::printf("%lld passed, %lld failed\n", static_cast<long long>(report.passed),
-                  static_cast<long long>(report.failed));
+      // Of nothing there is nothing to count.
+      if (report.passed + report.failed > 0) {
+        const std::string unread = report.unreadable.empty()
+                                       ? std::string()
+                                       : fmt::format(", {} not read", report.unreadable.size());
+        std::printf("%lld passed, %lld failed%s\n", static_cast<long long>(report.passed),
+                    static_cast<long long>(report.failed), unread.c_str());
+      }
     }
     if (!report.unreadable.empty()) return kUsage;
     if (report.passed + report.failed == 0) {

@@ -10,7 +10,6 @@
 #include <string>
 #include <system_error>
 
-#include "foci/core/error.h"
 #include "foci/io/file.h"
 
 namespace foci {
@@ -41,7 +40,7 @@ FolderLock::FolderLock(const std::filesystem::path& folder) : file_(folder / ".l
       if (errno != EWOULDBLOCK) return;  // no locks here
       const std::string who = holder(fd_);
       ::close(fd_);
-      throw IoError(fmt::format("{}: {} is at work there", shown(folder), who));
+      throw FolderBusy(fmt::format("{}: {} is at work there", shown(folder), who));
     }
     // The one before may have removed the name between our two calls.
     struct stat held {

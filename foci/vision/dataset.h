@@ -59,6 +59,8 @@ class FOCI_API Dataset {
   virtual std::optional<int64_t> size(Split split) const = 0;
   // Whether samples have landmarks.
   virtual bool has_landmarks() const = 0;
+  // A word for all that samples are made of: other data have another one. Empty where nobody knows.
+  virtual std::string fingerprint() const { return {}; }
   // Sample `index` ≥ 0 (and < size). In training, `epoch` varies what is random about it; a test
   // sample is the same in all epochs. May be called from several threads at once.
   virtual Sample get(Split split, int64_t index, int64_t epoch = 0) const = 0;

@@ -2,10 +2,12 @@
 #include "foci/vision/folder.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
-#include <exception>
+#include <fstream>
 #include <list>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -13,6 +15,7 @@
 #include "foci/core/rng.h"
 #include "foci/core/threads.h"
 #include "foci/io/file.h"
+#include "foci/io/file_kind.h"
 
 namespace foci::vision {
 
@@ -69,10 +72,50 @@ bool hidden(const fs::path& path) {
   return path.filename().string().starts_with('.');
 }
 
-bool is_picture(const fs::path& path) {
+// Of a file's name, in small letters: ".png".
+std::string ending_of(const fs::path& path) {
   std::string ending = path.extension().string();
   for (char& c : ending) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
+  return ending;
+}
+
+bool named_as_picture(const fs::path& path) {
+  const std::string ending = ending_of(path);
+  for (const char* known : {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".jif", ".pjpeg", ".pjp"}) {
+    if (ending == known) return true;
+  }
+  return false;
+}
+
+// The first bytes of a file, as many as tell its kind; nothing where it cannot be read.
+std::string beginning_of(const fs::path& path) {
+  std::array<char, 16> bytes{};
+  std::ifstream in(path, std::ios::binary);
+  in.read(bytes.data(), bytes.size());
+  return {bytes.data(), static_cast<size_t>(in.gcount())};
+}
+
+bool begins_as_picture(std::string_view bytes) {
+  return bytes.starts_with("\x89PNG\r\n\x1a\n") || bytes.starts_with("\xff\xd8\xff");
+}
+
+// What a file is that is neither PNG nor JPEG, by its first bytes, else by its name: "WebP".
+std::string kind_of(std::string_view bytes, const fs::path& path) {
+  std::string_view kind = kind_of_bytes(bytes);
+  constexpr std::string_view kPicture = " picture";
+  if (kind.ends_with(kPicture)) {
+    kind.remove_suffix(kPicture.size());
+    kind.remove_prefix(kind.find(' ') + 1);  // its article
+    return std::string(kind);
+  }
+  constexpr std::pair<const char*, const char*> kEndings[] = {
+      {".webp", "WebP"}, {".gif", "GIF"},   {".bmp", "BMP"},   {".tif", "TIFF"}, {".tiff", "TIFF"},
+      {".avif", "AVIF"}, {".heic", "HEIC"}, {".heif", "HEIC"}, {".svg", "SVG"}};
+  const std::string ending = ending_of(path);
+  for (const auto& [known, name] : kEndings) {
+    if (ending == known) return name;
+  }
+  return "other files";
 }
 
 // Class names end up in JSON and HTML.
@@ -104,23 +147,6 @@ uint64_t hash_of(const std::string& text) {
   return uint64_t{words[0]} << 32 | words[1];
 }
 
-std::vector<fs::path> pictures_in(const fs::path& folder) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  fs::recursive_directory_iterator at(folder, error);
-  require<IoError>(!error, "{}: cannot be read: {}", shown(folder), error.message());
-  while (at != fs::recursive_directory_iterator()) {
-    if (hidden(at->path())) {
-      if (at->is_directory(error)) at.disable_recursion_pending();
-    } else if (is_picture(at->path()) && at->is_regular_file(error)) {
-      found.push_back(at->path());
-    }
-    at.increment(error);
-    require<IoError>(!error, "{}: cannot be read: {}", shown(folder), error.message());
-  }
-  return found;
-}
-
 std::string_view bytes_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.data), file.size};
 }
@@ -145,23 +171,114 @@ Tensor mirrored(const Tensor& pixels) {
   return result;
 }
 
-// Runs f on every item, several at once, and throws what went wrong with the first that failed.
+// Runs f on every item, several at once; what went wrong with each, or an empty text.
 template <class Items, class F>
-void for_each_item(const Items& items, F&& f) {
-  std::vector<std::exception_ptr> errors(items.size());
+std::vector<std::string> errors_of_each(const Items& items, F&& f) {
+  std::vector<std::string> errors(items.size());
   parallel_for(std::ssize(items), [&](int64_t i) {
     try {
       f(i);
-    } catch (const Error&) {
-      errors[static_cast<size_t>(i)] = std::current_exception();
+    } catch (const Error& e) {
+      errors[static_cast<size_t>(i)] = e.what();
     }
   });
-  for (const auto& error : errors) {
-    if (error) std::rethrow_exception(error);
+  return errors;
+}
+
+void throw_errors(const fs::path& root, size_t total, std::vector<std::string> errors) {
+  std::erase(errors, "");
+  if (errors.empty()) return;
+  std::sort(errors.begin(), errors.end());
+  std::string about =
+      fmt::format("{}: {} of {} pictures cannot be read", shown(root), errors.size(), total);
+  throw FolderErrors(std::move(about), std::move(errors));
+}
+
+std::string one_line_of(const std::string& about, const std::vector<std::string>& problems) {
+  constexpr size_t kShown = FolderErrors::kInOneLine;
+  if (problems.size() == 1) return problems[0];
+  std::string out = about;
+  for (size_t i = 0; i < std::min(kShown, problems.size()); ++i) {
+    out += (i == 0 ? ": " : "; ") + problems[i];
   }
+  if (problems.size() > kShown) out += fmt::format("; and {} more", problems.size() - kShown);
+  return out;
+}
+
+void count(FolderRemark& remark, const std::string& example) {
+  if (remark.count++ == 0 || example < remark.example) remark.example = example;
 }
 
 }  // namespace
+
+FolderErrors::FolderErrors(std::string about, std::vector<std::string> problems)
+    : FormatError(one_line_of(about, problems)),
+      about_(std::move(about)),
+      problems_(std::move(problems)) {}
+
+// What is left out, by kind; kinds of one class apart, for the message where it has no pictures.
+class Folder::Remarks {
+ public:
+  void leave_out(const std::string& kind, const fs::path& path, const fs::path& root) {
+    FolderRemark& remark = kinds_[kind];
+    remark.what = kind;
+    count(remark, shown(path.lexically_relative(root)));
+  }
+  void add(const Remarks& other) {
+    for (const auto& [kind, more] : other.kinds_) {
+      FolderRemark& mine = kinds_[kind];
+      mine.what = kind;
+      if (mine.count == 0 || more.example < mine.example) mine.example = more.example;
+      mine.count += more.count;
+    }
+  }
+  std::vector<FolderRemark> by_count() const {
+    std::vector<FolderRemark> out;
+    for (const auto& [kind, remark] : kinds_) out.push_back(remark);
+    std::stable_sort(out.begin(), out.end(), [](const FolderRemark& a, const FolderRemark& b) {
+      return a.count > b.count;
+    });
+    return out;
+  }
+
+ private:
+  std::map<std::string, FolderRemark> kinds_;
+};
+
+// All pictures of a class, in no order.
+std::vector<fs::path> Folder::pictures_in(const fs::path& root, const fs::path& folder,
+                                          Remarks& remarks) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  fs::recursive_directory_iterator at(folder, error);
+  require<IoError>(!error, "{}: cannot be read: {}", shown(folder), error.message());
+  while (at != fs::recursive_directory_iterator()) {
+    const fs::path& path = at->path();
+    const bool is_folder = at->is_directory(error);
+    if (hidden(path)) {
+      remarks.leave_out("hidden", path, root);
+      if (is_folder) at.disable_recursion_pending();
+    } else if (is_folder) {
+      if (at->is_symlink(error)) remarks.leave_out("links to folders", path, root);
+    } else if (!at->is_regular_file(error)) {
+      remarks.leave_out(at->is_symlink(error) ? "links to nothing" : "special files", path, root);
+    } else {
+      const bool named = named_as_picture(path);
+      const std::string beginning = named ? std::string() : beginning_of(path);
+      if (named || begins_as_picture(beginning)) {
+        const std::string name = shown(path.lexically_relative(root));
+        if (at.depth() > 0) count(nested_, name);
+        if (!named) count(misnamed_, name);
+        found.push_back(path);
+      } else {
+        remarks.leave_out(kind_of(beginning, path), path, root);
+      }
+    }
+    at.increment(error);
+    require<IoError>(!error, "{}: cannot be read: {}", shown(folder), error.message());
+  }
+  return found;
+}
 
 Folder::Folder(const fs::path& root, const FolderOptions& options) : options_(options) {
   require(options.test_share > 0 && options.test_share < 1,
@@ -176,10 +293,17 @@ Folder::Folder(const fs::path& root, const FolderOptions& options) : options_(op
   require<IoError>(fs::exists(status), "{}: no such folder", shown(root));
   require<IoError>(fs::is_directory(status), "{}: is not a folder", shown(root));
   std::vector<fs::path> class_folders;
+  Remarks remarks;
   fs::directory_iterator at(root, error);
   require<IoError>(!error, "{}: cannot be read: {}", shown(root), error.message());
   for (; at != fs::directory_iterator(); at.increment(error)) {
-    if (!hidden(at->path()) && at->is_directory(error)) class_folders.push_back(at->path());
+    if (hidden(at->path())) {
+      remarks.leave_out("hidden", at->path(), root);
+    } else if (at->is_directory(error)) {
+      class_folders.push_back(at->path());
+    } else {
+      remarks.leave_out("outside the classes", at->path(), root);
+    }
   }
   require<IoError>(!error, "{}: cannot be read: {}", shown(root), error.message());
   require<FormatError>(!class_folders.empty(),
@@ -190,14 +314,28 @@ Folder::Folder(const fs::path& root, const FolderOptions& options) : options_(op
                        in_quotes(class_folders[0].filename().string()));
   std::sort(class_folders.begin(), class_folders.end());
 
+  std::vector<std::string> problems;
   for (const fs::path& folder : class_folders) {
     const std::string name = folder.filename().string();
     require<FormatError>(is_utf8(name), "{}: the folder name {} is not UTF-8", shown(root),
                          in_quotes(name));
-    std::vector<fs::path> pictures = pictures_in(folder);
-    require<FormatError>(!pictures.empty(), "{}: no PNG or JPEG pictures in it", shown(folder));
-    require<FormatError>(pictures.size() >= 2,
-                         "{}: one picture; a class needs two, to train and to test", shown(folder));
+    Remarks own;
+    std::vector<fs::path> pictures = pictures_in(root, folder, own);
+    remarks.add(own);
+    if (pictures.empty()) {
+      std::string instead;
+      for (const FolderRemark& r : own.by_count()) {
+        instead += fmt::format("{}{} {}", instead.empty() ? "; left out: " : ", ", r.count, r.what);
+      }
+      problems.push_back(
+          fmt::format("{}: no PNG or JPEG pictures in it{}", shown(folder), instead));
+      continue;
+    }
+    if (pictures.size() == 1) {
+      problems.push_back(
+          fmt::format("{}: one picture; a class needs two, to train and to test", shown(folder)));
+      continue;
+    }
     // The hash of its path decides on which side a picture is, so most stay where they are when
     // others are added.
     std::vector<std::pair<uint64_t, fs::path>> order;
@@ -217,36 +355,56 @@ Folder::Folder(const fs::path& root, const FolderOptions& options) : options_(op
     classes_.push_back(name);
   }
 
+  if (!problems.empty()) {
+    std::string about = fmt::format("{}: {} of {} classes have too few pictures", shown(root),
+                                    problems.size(), class_folders.size());
+    throw FolderErrors(std::move(about), std::move(problems));
+  }
+  left_out_ = remarks.by_count();
+  for (const std::string& name : classes_) record_.classes.push_back(shown(name));
+  look_at_files(root);
+  measure(root);
+}
+
+// Every file's head, and all of it where they are small; what is in the record of them.
+void Folder::look_at_files(const fs::path& root) {
   std::vector<const Item*> all;
   for (const Item& item : train_) all.push_back(&item);
   for (const Item& item : test_) all.push_back(&item);
   std::vector<ImageHead> heads(all.size());
-  std::vector<uint64_t> sizes(all.size());
-  for_each_item(all, [&](int64_t i) {
-    const MappedFile file = map_picture(all[i]->path);
-    heads[i] = decode_image_head(bytes_of(file), shown(all[i]->path));
-    sizes[i] = file.size;
+  record_.pictures.resize(all.size());
+  std::vector<std::string> errors = errors_of_each(all, [&](int64_t i) {
+    const fs::path& path = all[i]->path;
+    const MappedFile file = map_picture(path);
+    heads[i] = decode_image_head(bytes_of(file), shown(path));
+    record_.pictures[i] = {shown(path.lexically_relative(root).generic_string()), all[i]->label,
+                           file.size, content_hash(bytes_of(file))};
   });
   uint64_t bytes = 0;
   for (size_t i = 0; i < all.size(); ++i) {
-    bytes += sizes[i];
+    bytes += record_.pictures[i].bytes;
     if (heads[i].channels == 3) format_.channels = 3;
   }
   if (bytes <= kDecodedAtOnce) {
-    for_each_item(all, [&](int64_t i) { prepared(*all[i]); });
+    const auto more = errors_of_each(all, [&](int64_t i) {
+      if (errors[i].empty()) prepared(*all[i]);
+    });
+    for (size_t i = 0; i < all.size(); ++i) errors[i] += more[i];
   }
-  measure();
+  throw_errors(root, all.size(), std::move(errors));
+  std::sort(record_.pictures.begin(), record_.pictures.end(),
+            [](const PictureRecord& a, const PictureRecord& b) { return a.path < b.path; });
 }
 
 Folder::~Folder() = default;
 
 // Mean and deviation of some training pictures; each picture counts the same.
-void Folder::measure() {
+void Folder::measure(const fs::path& root) {
   constexpr int64_t kEnough = 512;
   const int64_t count = std::min(kEnough, std::ssize(train_));
   std::vector<double> means(static_cast<size_t>(count)), squares(static_cast<size_t>(count));
   // Training pictures lie class by class: take them from everywhere.
-  for_each_item(means, [&](int64_t i) {
+  std::vector<std::string> errors = errors_of_each(means, [&](int64_t i) {
     const Image picture = prepared(train_[static_cast<size_t>(i * std::ssize(train_) / count)]);
     uint64_t sum = 0, square = 0;
     for (const uint8_t v : picture.pixels.span<uint8_t>()) {
@@ -257,6 +415,7 @@ void Folder::measure() {
     means[i] = static_cast<double>(sum) / (255.0 * n);
     squares[i] = static_cast<double>(square) / (255.0 * 255.0 * n);
   });
+  throw_errors(root, static_cast<size_t>(count), std::move(errors));
   double mean = 0, square = 0;
   for (int64_t i = 0; i < count; ++i) {
     mean += means[i] / static_cast<double>(count);

@@ -168,6 +168,14 @@ const std::vector<std::string>& Scenes::classes() const {
   return names;
 }
 
+std::string Scenes::fingerprint() const {
+  const SceneOptions& o = options_;
+  const Augmentation& a = o.augmentation;
+  return fmt::format("scenes {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.seed, o.anywhere,
+                     o.patch, o.min_side, o.max_side, o.clutter, o.min_piece, o.max_piece,
+                     a.rotation, a.scale, a.shear, a.shift, a.intensity, a.noise);
+}
+
 Sample Scenes::get(Split split, int64_t index, int64_t epoch) const {
   require(index >= 0 && epoch >= 0, "Scenes::get: index {}, epoch {}", index, epoch);
   const bool training = split == Split::train;

@@ -51,6 +51,7 @@ class FOCI_API Scenes : public Dataset {
   const std::vector<std::string>& classes() const override;  // "0" … "9"
   std::optional<int64_t> size(Split) const override { return std::nullopt; }
   bool has_landmarks() const override { return true; }
+  std::string fingerprint() const override;
   Sample get(Split split, int64_t index, int64_t epoch = 0) const override;
 
  private:

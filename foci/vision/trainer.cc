@@ -15,7 +15,7 @@
 namespace foci::vision {
 namespace {
 
-constexpr const char* kTrainingFile = "training.safetensors";
+constexpr const char *kRecord = "run", *kData = "data";  // in the text of a training state
 constexpr double kSmoothing = 0.02;  // moving means look back over about 50 steps
 constexpr size_t kCurvePoints = 500;
 
@@ -84,7 +84,7 @@ VitConfig config_of(const Dataset& data, VitConfig c) {
 // What a run's bits depend on, but for its length: a resumed run must agree in all of it.
 std::vector<std::pair<std::string, std::string>> identity(const TrainOptions& o,
                                                           const VitConfig& config) {
-  const auto number = [](double x) { return fmt::format("{:.17g}", x); };
+  const auto number = [](double x) { return fmt::format("{}", x); };  // the shortest that is exact
   return {{"model", vit_config_to_json(config)},
           {"batch", std::to_string(o.batch)},
           {"seed", std::to_string(o.seed)},
@@ -212,6 +212,8 @@ struct Trainer::State {
     text["step"] = std::to_string(step);
     text["seconds"] = fmt::format("{:.6f}", seconds);
     text["curve"] = curve.text();
+    if (!options.record.empty()) text[kRecord] = options.record;
+    if (const std::string word = data.fingerprint(); !word.empty()) text[kData] = word;
     nn::save_training(training_file(), parameters, optimiser, text);
     save_vit(options.folder, model);
   }
@@ -233,6 +235,9 @@ struct Trainer::State {
       require(saved == mine, "resume: {} is {} in {}, {} was given", key, saved, file.string(),
               mine);
     }
+    const auto data_then = text.find(kData);
+    require(data_then == text.end() || data_then->second == data.fingerprint(),
+            "resume: the data are others than those of {}", file.string());
     nn::load_training(file, parameters, optimiser);
     require(value("model") == identity(options, model.config())[0].second,
             "resume: the model in {} was made with other options", file.string());
@@ -282,6 +287,12 @@ struct Trainer::State {
     curve.add({step, progress.seconds, value, accuracy, norm, learning_rate});
   }
 };
+
+std::string read_record(const std::filesystem::path& folder) {
+  const nn::StateText text = nn::read_training_text(folder / kTrainingFile);
+  const auto it = text.find(kRecord);
+  return it == text.end() ? std::string() : it->second;
+}
 
 Trainer::Trainer(const Dataset& data, TrainOptions options) {
   check(options);

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "foci/core/api.h"
@@ -55,6 +56,7 @@ struct TrainOptions {
   std::optional<int64_t> checkpoint_every;  // steps; besides the clock
   bool resume = false;                      // go on from the checkpoint in `folder`
   bool replace = false;                     // an older run's files in `folder` may be overwritten
+  std::string record;  // what the run is, in its starter's words: kept in each checkpoint
   // Keep each layer's input alone and compute the layer again on the way back: less memory, more
   // time, the same bits; so a run may be resumed with or without.
   bool checkpoint_layers = false;
@@ -78,11 +80,17 @@ struct TrainResult {
   std::vector<CurvePoint> curve;  // at most about 500 points
 };
 
+// In a run's folder: its state, written all or nothing; the model's own files stand beside it.
+inline constexpr const char* kTrainingFile = "training.safetensors";
+// TrainOptions::record of the run in a folder; empty where its checkpoint has none. Throws IoError
+// or FormatError where there is no checkpoint.
+FOCI_API std::string read_record(const std::filesystem::path& folder);
+
 class FOCI_API Trainer {
  public:
   // Throws ArgumentError for options that make no sense; where `folder` already holds a model and
   // resume is false; and with resume, IoError or FormatError where there is no checkpoint, or one
-  // that other options made (naming the option).
+  // that other options made (naming the option) or other data (by Dataset::fingerprint).
   Trainer(const Dataset& data, TrainOptions options);
   ~Trainer();
 

@@ -20,8 +20,15 @@ class Pictures(program.ProgramTest):
         write(self.path("good.jpg"), JPEG)
 
     def both_refuse(self, file, says=""):
-        self.refused("classify", self.model, "good.png", file, says=[file, says], code=2,
+        self.refused("classify", self.model, file, says=[file, says], code=2,
                      limit_memory=MEMORY)
+        # Beside another one it is named, and the other is answered.
+        result = self.foci("classify", self.model, file, "good.png", limit_memory=MEMORY)
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        self.assertIn(file, result.stderr)
+        self.assertEqual([line.split("\t")[0] for line in result.stdout.splitlines()],
+                         ["good.png"])
         self.refused("inspect", self.model, file, "--report", "page.html", says=[file, says],
                      code=2, limit_memory=MEMORY)
         self.assertFalse(os.path.exists(self.path("page.html")))
@@ -63,6 +70,31 @@ class Pictures(program.ProgramTest):
                                  "page.html", "--json"))
         grids = [p["grid"] for p in out["pictures"]]
         self.assertEqual(grids, [[2, 6], [6, 2]])
+
+    def test_the_others_are_answered_and_the_bad_ones_told(self):
+        write(self.path("bad.png"), b"no picture")
+        images = ["nowhere.png", "good.png", "bad.png", "good.jpg"]
+        result = self.foci("classify", self.model, *images, "--json")
+        self.assertEqual(result.returncode, 1)
+        answers = json.loads(result.stdout)
+        self.assertEqual([a["image"] for a in answers], images)
+        self.assertEqual(["error" in a for a in answers], [True, False, True, False])
+        for name in ("nowhere.png", "bad.png"):
+            self.assertIn(name, result.stderr)
+        alone = json.loads(self.ok("classify", self.model, "good.png", "good.jpg", "--json"))
+        self.assertEqual([answers[1], answers[3]], alone)
+        result = self.foci("inspect", self.model, *images, "--report", "page.html", "--json")
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stderr.count("\n"), 2)
+        out = json.loads(result.stdout)
+        self.assertEqual([p["image"] for p in out["pictures"]], ["good.png", "good.jpg"])
+        self.assertEqual([u["image"] for u in out["unread"]], ["nowhere.png", "bad.png"])
+        self.assertIn("2 pictures", program.read(self.path("page.html")).decode())
+        # None at all: all are named, nothing is written.
+        result = self.foci("inspect", self.model, "nowhere.png", "bad.png", "--report", "none.html")
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(result.stderr.count("\n"), 3)
+        self.assertFalse(os.path.exists(self.path("none.html")))
 
     def test_truncated(self):
         for name in ("good.png", "good.jpg"):
@@ -111,6 +143,80 @@ class Folders(program.ProgramTest):
         for name in ("cats/a.png", "cats/b.png", "dogs/a.png", "dogs/b.png"):
             write(self.path("bad", name), png(8, 8, lambda x, y: 9)[:30 if "s/b" in name else None])
         self.train("bad", "b.png")
+
+    def fill(self, *classes, count=4):
+        for c, name in enumerate(classes):
+            for i in range(count):
+                write(self.path("data", name, f"{i}.png"),
+                      png(8, 8, lambda x, y, v=100 * c + 2 * i + 1: v))
+
+    def test_all_bad_pictures_are_named_at_once(self):
+        self.fill("cats", "dogs", count=40)
+        write(self.path("data/cats/3.png"), b"")
+        write(self.path("data/dogs/8.png"), b"GIF89a")
+        self.train("data", ["2 of 80 pictures", "cats/3.png", "dogs/8.png", "empty"])
+        for i in range(40):
+            write(self.path(f"data/cats/{i}.png"), png(8, 8, lambda x, y: 9)[:50])
+        write(self.path("data/dogs/9.png"), b"no")
+        for i in range(15):
+            write(self.path(f"data/dogs/{20 + i}.png"), b"no")
+        result = self.foci("train", "vit", *program.TINY, "--data", "data", "--out", "model")
+        self.assertEqual(result.returncode, 2)
+        lines = result.stderr.splitlines()
+        self.assertIn("57 of 80 pictures", lines[0])
+        self.assertEqual(len(lines), 52)
+        self.assertIn("7 more", lines[-1])
+        self.assertFalse(os.path.exists(self.path("model")))
+
+    def test_what_is_left_out_is_counted_and_told(self):
+        self.fill("cats", "dogs")
+        os.rename(self.path("data/cats/0.png"), self.path("data/cats/0.JPE"))
+        write(self.path("data/cats/jpeg.jfif"), JPEG)
+        write(self.path("data/cats/picture.dat"), png(8, 8, lambda x, y: 3))
+        write(self.path("data/dogs/deep/er/1.PNG"), png(8, 8, lambda x, y: 5))
+        for name in ("cats/1.webp", "cats/2.webp", "dogs/3.WEBP"):
+            write(self.path("data", name), b"RIFF\0\0\0\0WEBPVP8 ")
+        write(self.path("data/dogs/a.gif"), b"GIF89a")
+        write(self.path("data/dogs/unknown"), b"II*\0....")
+        write(self.path("data/dogs/notes.txt"), b"notes")
+        write(self.path("data/cats/.hidden.png"), png(8, 8, lambda x, y: 5))
+        write(self.path("data/loose.png"), png(8, 8, lambda x, y: 5))
+        os.symlink("../cats", self.path("data/dogs/link"))
+        os.symlink("nowhere.png", self.path("data/dogs/broken.png"))
+        os.mkfifo(self.path("data/dogs/pipe.png"))
+        result = self.foci("train", "vit", *program.TINY, "--steps", 1, "--data", "data", "--out",
+                           "model", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        data = json.loads(result.stdout)["data"]
+        self.assertEqual(data["pictures"], 11)
+        self.assertEqual(data["in_folders_inside_a_class"],
+                         {"count": 1, "example": "dogs/deep/er/1.PNG"})
+        self.assertEqual(data["by_first_bytes_only"],
+                         {"count": 1, "example": "cats/picture.dat"})
+        left_out = {r["what"]: (r["count"], r["example"]) for r in data["left_out"]}
+        self.assertEqual(left_out, {
+            "WebP": (3, "cats/1.webp"), "GIF": (1, "dogs/a.gif"), "TIFF": (1, "dogs/unknown"),
+            "other files": (1, "dogs/notes.txt"), "hidden": (1, "cats/.hidden.png"),
+            "outside the classes": (1, "loose.png"), "links to folders": (1, "dogs/link"),
+            "links to nothing": (1, "dogs/broken.png"), "special files": (1, "dogs/pipe.png")})
+        said = [line for line in result.stderr.splitlines() if "left out" in line]
+        self.assertEqual(len(said), 1, result.stderr)
+        for words in ("11 pictures", "dogs/deep/er/1.PNG", "3 WebP (cats/1.webp)", "1 GIF"):
+            self.assertIn(words, said[0])
+        # Where all is as one expects nothing is said.
+        self.fill("a", "b")
+        os.rename(self.path("data"), self.path("old"))
+        self.fill("a", "b")
+        result = self.foci("train", "vit", *program.TINY, "--steps", 1, "--data", "data", "--out",
+                           "other")
+        self.assertNotIn("pictures in", result.stderr)
+        # A class without any says what it has instead.
+        write(self.path("data/c/1.gif"), b"GIF89a")
+        self.train_fails("data", ["data/c", "1 GIF"])
+
+    def train_fails(self, folder, says):
+        self.refused("train", "vit", *program.TINY, "--data", folder, "--out", "new", says=says,
+                     code=2)
 
     def test_a_folder_of_ones_own(self):
         for i in range(10):
@@ -205,7 +311,7 @@ class Cases(program.ProgramTest):
             self.assertEqual(result.returncode, 2)
             self.assertEqual(result.stderr.count("\n"), 1)
             self.assertIn(path, result.stderr)
-            self.assertEqual(result.stdout, "0 passed, 0 failed\n")
+            self.assertEqual(result.stdout, "")
         self.refused("verify", "broken.safetensors", "--implementation", "quick",
                      says="--implementation", code=2)
         self.refused("verify", "broken.safetensors", "--target", "avx9", says="avx9", code=2)

@@ -178,13 +178,207 @@ class Bits(program.ProgramTest):
     def test_what_a_resumed_run_may_not_change(self):
         self.ok(*self.train("model", "--steps", 3))
         resume = ["train", "vit", "--out", "model", "--resume", "-q"]
-        self.refused(*resume, "--width", 32, says="model", code=2)
-        self.refused(*resume, "--batch", 8, says="batch", code=2)
-        self.refused(*resume, "--seed", 5, says="seed", code=2)
+        before = [program.read(self.path("model", name)) for name in self.files("model")]
+        self.refused(*resume, "--width", 32, code=2,
+                     says=["model", "--width is 16 in this run, 32 was given"])
+        self.refused(*resume, "--batch", 8, "--lr", "0.1", code=2,
+                     says=["--batch is 4 in this run, 8 was given",
+                           "--lr is 0.003 in this run, 0.1 was given"])
+        self.refused(*resume, "--seed", 5, says="--seed is 1", code=2)
+        self.refused(*resume, "--anywhere", says="--anywhere was not given", code=2)
+        self.refused(*resume, "--data", ".", says="--data was not given", code=2)
+        self.refused(*resume, "--spec", '{"score":{"kind":"cosine"}}', says="--spec is {}", code=2)
+        config = program.write(self.path("settings.json"), b'{"width": 32, "batch": 4}')
+        self.refused(*resume, "--config", config, says="--width is 16", code=2)
+        self.assertEqual([program.read(self.path("model", name)) for name in self.files("model")],
+                         before)
+        # The same in other words, and what changes nothing of the weights.
+        self.ok(*resume, "--lr", "3.0e-3", "--spec", "{ }", "--width", 16, "--checkpoint-seconds",
+                7, "--checkpoint-layers", "--report", "page.html", "--threads", 1)
         self.refused("train", "vit", "--out", "nowhere", "--resume", says="nowhere", code=2)
         whole = program.read(self.path("model", "training.safetensors"))
         program.write(self.path("model", "training.safetensors"), whole[:-100])
         self.refused(*resume, says="training.safetensors", code=2)
+
+
+    def stopped(self, *words):
+        """Ctrl-C once it trains; the command that it names to go on."""
+        child = subprocess.Popen([program.PROGRAM, *map(str, words)], cwd=self.folder,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(child.kill)
+        file = self.path(words[words.index("--out") + 1], "model.safetensors")
+        for _ in range(12000):
+            if os.path.exists(file) or child.poll() is not None:
+                break
+            time.sleep(0.005)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=120)
+        self.assertEqual(child.returncode, 130, said)
+        self.assertIn("go on with: ", said)
+        return said.splitlines()[-1].split("go on with: ")[1]
+
+    def test_the_command_that_is_named_goes_on_with_the_same_run(self):
+        tiny = [*TINY, "--heads", 4]
+        more = ["--lr", "0.01", "--weight-decay", "0.1", "--seed", 7, "--pooling", "mean",
+                "--steps", 300, "--anywhere"]
+        for verb in (["demo", "--scenes", 5], ["train", "vit", "--report", "page.html"]):
+            whole, part = verb[0] + " whole", verb[0] + "'s part"
+            self.ok(*verb, *tiny, *more, "--out", whole, "-q")
+            command = self.stopped(*verb, *tiny, *more, "--json", "--out", part)
+            done = subprocess.run(command, shell=True, cwd=self.folder, text=True,
+                                  capture_output=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads(done.stdout)["steps"], 300)
+            self.assertEqual(self.weights(part), self.weights(whole))
+            self.assertEqual(self.files(part), self.files(whole))
+
+    def test_killed_again_and_again_ends_with_the_same_bits_and_leaves_nothing(self):
+        steps = ["--steps", "300"]
+        self.ok(*self.train("whole", *steps))
+        self.started("part", *steps).kill()
+        kills = 0
+        for i in range(40):
+            child = subprocess.Popen([program.PROGRAM, "train", "vit", "--out", "part", "--resume",
+                                      "-q"], cwd=self.folder, stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.PIPE, text=True)
+            time.sleep(0.03 + 0.011 * (i % 9))
+            child.kill()
+            _, said = child.communicate()
+            self.assertEqual(said, "")
+            kills += child.returncode == -signal.SIGKILL
+        self.assertGreater(kills, 3)
+        self.ok("train", "vit", "--out", "part", "--resume", "-q")
+        self.assertEqual(self.weights("part"), self.weights("whole"))
+        self.assertEqual(self.files("part"), self.files("whole"))
+
+    def test_what_killed_runs_left_is_removed_and_nothing_else(self):
+        model = self.tiny_model()
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        left = [f"{name}.tmp-{gone.pid}-{i}" for i, name in enumerate(
+            ("training.safetensors", "model.safetensors", "config.json", "report.html"))]
+        kept = [f"mine.tmp-{gone.pid}-0", "model.safetensors.tmp", "model.safetensors.tmp-x-1",
+                f"model.safetensors.tmp-{gone.pid}", f"model.safetensors.tmp-{os.getpid()}-0"]
+        for name in left + kept:
+            program.write(self.path(model, name), b"half")
+        page = program.write(self.path(f"page.html.tmp-{gone.pid}-3"), b"half")
+        self.ok("train", "vit", "--out", model, "--resume", "-q", "--report", "page.html")
+        files = self.files(model)
+        self.assertEqual([f for f in left if f in files], [])
+        self.assertEqual([f for f in kept if f not in files], [])
+        self.assertFalse(os.path.exists(page))
+        self.assertNotIn(".lock", files)
+
+    def test_two_runs_in_one_folder(self):
+        child = self.started("model", "--steps", "1000000")
+        start = time.monotonic()
+        for words in (["train", "vit", "--resume"], ["train", "vit", *TINY], ["demo"]):
+            self.refused(*words, "--out", "model", "-q", code=2,
+                         says=["--out", "model", f"process {child.pid}"])
+        self.assertLess(time.monotonic() - start, 20)
+        child.kill()
+        child.wait()
+        self.ok("train", "vit", "--out", "model", "--resume", "--steps", 1, "-q")
+
+    def test_a_folder_knows_its_verb(self):
+        self.ok("demo", *TINY, "--steps", 2, "--scenes", 5, "--out", "show", "-q")
+        model = self.tiny_model()
+        before = {f: [program.read(self.path(f, name)) for name in self.files(f)]
+                  for f in ("show", model)}
+        train, demo = ["train", "vit", "-q", "--out"], ["demo", "-q", "--out"]
+        self.refused(*train, "show", "--resume", says=["show", "foci demo"], code=2)
+        self.refused(*train, "show", says=["show", "foci demo"], code=2)
+        self.refused(*demo, model, "--resume", says=[model, "foci train vit"], code=2)
+        self.refused(*demo, model, says=[model, "foci train vit"], code=2)
+        self.refused(*train, "nowhere", "--resume", says="nowhere", code=2)
+        for f, files in before.items():
+            self.assertEqual([program.read(self.path(f, name)) for name in self.files(f)], files)
+        self.ok(*demo, "show", *TINY, "--steps", 1, "--scenes", 5)
+
+    def test_a_page_of_another_model_does_not_stay(self):
+        demo = ["demo", *TINY, "--scenes", 5, "--out", "m"]
+        self.ok(*demo, "--steps", 2, "-q")
+        page = self.path("m", "report.html")
+        self.assertTrue(os.path.exists(page))
+        self.started_again = subprocess.Popen([program.PROGRAM, *map(str, demo), "--steps",
+                                               "1000000", "-q"], cwd=self.folder)
+        for _ in range(12000):
+            if not os.path.exists(page):
+                break
+            time.sleep(0.01)
+        self.started_again.send_signal(signal.SIGINT)
+        self.assertEqual(self.started_again.wait(), 130)
+        self.assertFalse(os.path.exists(page))
+
+
+class Data(program.ProgramTest):
+    """A run goes on with the pictures that it began with, or says what changed."""
+
+    def setUp(self):
+        super().setUp()
+        for c, name in enumerate(("cat", "dog")):
+            for i in range(8):
+                program.write(self.path("data", name, f"{i}.png"), program.png(
+                    8, 8, lambda x, y, v=100 * c + 10 * i: v + x))
+        self.ok("train", "vit", *TINY, "--data", "data", "--steps", 3, "--out", "m", "-q")
+        self.resume = ["train", "vit", "--resume", "--out", "m", "--steps", 4, "-q"]
+
+    def move(self, old, new):
+        os.makedirs(os.path.dirname(self.path("data", new)), exist_ok=True)
+        os.rename(self.path("data", old), self.path("data", new))
+
+    def changed(self, *says):
+        before = program.read(self.path("m", "model.safetensors"))
+        self.refused(*self.resume, says=["the pictures changed", *says], code=2)
+        self.assertEqual(program.read(self.path("m", "model.safetensors")), before)
+
+    def test_unchanged_or_moved_as_a_whole(self):
+        self.ok(*self.resume)
+        os.rename(self.path("data"), self.path("elsewhere"))
+        self.refused(*self.resume, says=["--data", "no such folder"], code=2)
+        self.ok(*self.resume, "--data", "elsewhere")
+        # From then on it is known to lie there.
+        self.ok(*self.resume)
+
+    def test_moved_between_classes(self):
+        self.move("cat/1.png", "dog/91.png")
+        self.move("cat/2.png", "dog/92.png")
+        self.changed("2 moved from cat to dog (dog/91.png)")
+
+    def test_changed_places(self):
+        self.move("cat/3.png", "x.png")
+        self.move("dog/3.png", "cat/3.png")
+        self.move("x.png", "dog/3.png")
+        self.changed("1 moved from cat to dog", "1 moved from dog to cat")
+
+    def test_gone_new_changed_and_renamed(self):
+        os.remove(self.path("data/cat/1.png"))
+        os.remove(self.path("data/cat/2.png"))
+        program.write(self.path("data/dog/new.png"), program.png(8, 8, lambda x, y: 3 * x))
+        program.write(self.path("data/dog/4.png"), program.png(8, 8, lambda x, y: 5 * x))
+        self.move("dog/5.png", "dog/five.png")
+        self.changed("2 are gone from cat (cat/1.png)", "1 is new in dog (dog/new.png)",
+                     "1 has other bytes in dog (dog/4.png)",
+                     "1 has another name in dog (dog/five.png)")
+
+    def test_classes(self):
+        self.move("cat", "kitten")
+        self.changed("class cat is called kitten now")
+        self.move("kitten", "cat")
+        for i in range(2):
+            program.write(self.path(f"data/bird/{i}.png"), program.png(8, 8, lambda x, y: x + i))
+        self.changed("class bird is new")
+        os.remove(self.path("data/bird/0.png"))
+        os.remove(self.path("data/bird/1.png"))
+        os.rmdir(self.path("data/bird"))
+        self.ok(*self.resume)
+
+    def test_without_the_list_of_pictures_a_change_is_seen_all_the_same(self):
+        os.remove(self.path("m/pictures.txt"))
+        self.ok(*self.resume)
+        program.write(self.path("m/pictures.txt"), b"nonsense")
+        self.move("cat/1.png", "dog/91.png")
+        self.changed("pictures.txt")
 
 
 class Failures(program.ProgramTest):

@@ -256,7 +256,7 @@ TEST(FolderLock, OneAtATimeAndNoneAfterAKill) {
   }
   char byte;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  const std::string message = message_of<IoError>([&] { const FolderLock lock(folder.path()); });
+  const std::string message = message_of<FolderBusy>([&] { const FolderLock lock(folder.path()); });
   testing::expect_one_line(message);
   EXPECT_NE(message.find("process " + std::to_string(child)), std::string::npos) << message;
   ::kill(child, SIGKILL);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "foci/io/file.h"
@@ -155,7 +156,140 @@ TEST(Folder, HiddenAndForeignFilesAreSkipped) {
   fs::create_directory(folder / ".git");
   fs::create_directory(folder / "cats/.thumbnails");
   write_file(folder / "cats/.thumbnails/0.png", "x");
-  EXPECT_EQ(Folder(folder.path()).size(Split::train), 16);
+  const Folder data(folder.path());
+  EXPECT_EQ(data.size(Split::train), 16);
+  std::map<std::string, int64_t> counts;
+  for (const FolderRemark& r : data.left_out()) counts[r.what] = r.count;
+  EXPECT_EQ(counts, (std::map<std::string, int64_t>{
+                        {"hidden", 4}, {"outside the classes", 2}, {"other files", 1}}));
+  EXPECT_EQ(data.nested().count, 10);
+  EXPECT_EQ(data.nested().example, "dogs/deep/0.PNG");
+  EXPECT_EQ(data.misnamed().count, 0);
+}
+
+TEST(Folder, WhatIsPngOrJpegIsReadWhateverItsName) {
+  const TemporaryFolder folder;
+  fill(folder);
+  for (const char* name : {"a.jfif", "b.JPE", "c.jpg", "d", "e.bin"}) {
+    put(folder.path() / "cats" / name, 8, 8, 1, 1);
+  }
+  const Folder data(folder.path());
+  EXPECT_EQ(data.record().pictures.size(), 25u);
+  EXPECT_TRUE(data.left_out().empty());
+  EXPECT_EQ(data.misnamed().count, 2);
+  EXPECT_EQ(data.misnamed().example, "cats/d");
+}
+
+TEST(Folder, AllThatIsWrongIsToldAtOnce) {
+  const TemporaryFolder folder;
+  fill(folder);
+  for (int i = 0; i < 5; ++i) write_file(folder / ("cats/" + std::to_string(i) + ".png"), "no");
+  try {
+    const Folder data(folder.path());
+    FAIL() << "accepted";
+  } catch (const FolderErrors& e) {
+    EXPECT_NE(e.about().find("5 of 20 pictures"), std::string::npos) << e.about();
+    ASSERT_EQ(e.problems().size(), 5u);
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_NE(e.problems()[i].find(std::to_string(i) + ".png"), std::string::npos);
+      foci::testing::expect_one_line(e.problems()[i]);
+    }
+    foci::testing::expect_one_line(e.what());
+    EXPECT_NE(std::string(e.what()).find("2 more"), std::string::npos) << e.what();
+  }
+}
+
+FolderRecord record_of(const std::vector<std::pair<std::string, uint64_t>>& pictures) {
+  FolderRecord out;
+  for (const auto& [path, hash] : pictures) {
+    const std::string name = path.substr(0, path.find('/'));
+    const auto it = std::find(out.classes.begin(), out.classes.end(), name);
+    const int64_t label = it - out.classes.begin();
+    if (it == out.classes.end()) out.classes.push_back(name);
+    out.pictures.push_back({path, label, 100 + hash, hash});
+  }
+  return out;
+}
+
+using Words = std::vector<std::string>;
+
+TEST(FolderRecord, ComesBackFromItsText) {
+  const TemporaryFolder folder;
+  fill(folder);
+  const FolderRecord record = Folder(folder.path()).record();
+  const std::string text = folder_record_to_text(record);
+  const FolderRecord back = folder_record_from_text(text, "t");
+  EXPECT_EQ(back.fingerprint(), record.fingerprint());
+  EXPECT_EQ(differences(record, back), Words{});
+  EXPECT_EQ(record.pictures.size(), 20u);
+  for (size_t keep = 0; keep < text.size(); keep += 7) {
+    try {
+      EXPECT_NE(folder_record_from_text(text.substr(0, keep), "t").fingerprint(),
+                record.fingerprint());
+    } catch (const FormatError& e) {
+      foci::testing::expect_one_line(e.what());
+    }
+  }
+  EXPECT_THROW(folder_record_from_text("foci.pictures.1\n12\t3\t0\ta/1.png\n", "t"), FormatError);
+}
+
+TEST(FolderRecord, DifferencesHaveTheirWords) {
+  const FolderRecord then = record_of(
+      {{"cat/1", 1}, {"cat/2", 2}, {"cat/3", 3}, {"dog/1", 11}, {"dog/2", 12}, {"dog/3", 13}});
+  const auto changed = [&](const std::vector<std::pair<std::string, uint64_t>>& now) {
+    const FolderRecord record = record_of(now);
+    EXPECT_NE(record.fingerprint(), then.fingerprint());
+    return differences(then, record);
+  };
+  EXPECT_EQ(
+      changed(
+          {{"cat/1", 1}, {"dog/1", 11}, {"dog/2", 12}, {"dog/3", 13}, {"dog/8", 2}, {"dog/9", 3}}),
+      Words{"2 moved from cat to dog (dog/8)"});
+  EXPECT_EQ(
+      changed(
+          {{"cat/1", 11}, {"cat/2", 2}, {"cat/3", 3}, {"dog/1", 1}, {"dog/2", 12}, {"dog/3", 13}}),
+      (Words{"1 moved from cat to dog (dog/1)", "1 moved from dog to cat (cat/1)"}));
+  EXPECT_EQ(
+      changed(
+          {{"cat/1", 1}, {"cat/2", 2}, {"dog/1", 11}, {"dog/2", 12}, {"dog/3", 99}, {"dog/4", 98}}),
+      (Words{"1 is gone from cat (cat/3)", "1 is new in dog (dog/4)",
+             "1 has other bytes in dog (dog/3)"}));
+  EXPECT_EQ(
+      changed(
+          {{"cat/1", 2}, {"cat/2", 1}, {"cat/3", 3}, {"dog/1", 11}, {"dog/2", 12}, {"dog/3", 13}}),
+      Words{"2 have other names in cat (cat/1)"});
+  EXPECT_EQ(
+      changed(
+          {{"Cat/1", 1}, {"Cat/2", 2}, {"Cat/3", 3}, {"dog/1", 11}, {"dog/2", 12}, {"dog/3", 13}}),
+      Words{"class cat is called Cat now"});
+  // Renamed, and one of it moved.
+  EXPECT_EQ(
+      changed(
+          {{"Cat/1", 1}, {"Cat/2", 2}, {"dog/0", 3}, {"dog/1", 11}, {"dog/2", 12}, {"dog/3", 13}}),
+      (Words{"class cat is called Cat now", "1 moved from Cat to dog (dog/0)"}));
+  EXPECT_EQ(changed({{"cat/1", 1}, {"cat/2", 2}, {"cat/3", 3}}), Words{"class dog is gone"});
+  EXPECT_EQ(changed({{"bird/1", 1},
+                     {"cat/1", 1},
+                     {"cat/2", 2},
+                     {"cat/3", 3},
+                     {"dog/1", 11},
+                     {"dog/2", 12},
+                     {"dog/3", 13}}),
+            Words{"class bird is new"});
+}
+
+TEST(FolderRecord, HashesSeeChangesAnywhereInSmallFilesAndAtTheEndsOfLargeOnes) {
+  for (const size_t size : {size_t{1}, size_t{100}, size_t{65536}, size_t{65537}, size_t{500000}}) {
+    const std::string bytes(size, 'x');
+    const uint64_t hash = content_hash(bytes);
+    for (const size_t at : {size_t{0}, size / 3, size - 1}) {
+      if (size > 65536 && at == size / 3 && at >= 32768) continue;
+      std::string other = bytes;
+      other[at] ^= 1;
+      EXPECT_NE(content_hash(other), hash) << size << " " << at;
+    }
+    EXPECT_NE(content_hash(bytes + "x"), hash);
+  }
 }
 
 TEST(Folder, EachMistakeHasItsLine) {

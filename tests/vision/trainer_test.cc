@@ -199,6 +199,21 @@ TEST_F(TrainerTest, ResumeRefusesOtherOptions) {
   other = options;
   other.model.dropout = 0.2;
   expect_error<ArgumentError>(other, {"model"});
+  other = options;
+  other.schedule.peak = 0.1;
+  expect_error<ArgumentError>(other, {"learning rate is 0.003 in", "0.1 was given"});
+  const Scenes others({.seed = 2});
+  EXPECT_NE(others.fingerprint(), data.fingerprint());
+  foci::testing::expect_error<ArgumentError>([&] { Trainer(others, options); }, {"data"});
+}
+
+TEST_F(TrainerTest, ARunKeepsItsRecord) {
+  const Scenes data = scenes();
+  TrainOptions options = small_run(2);
+  options.folder = folder_;
+  options.record = "{\"verb\": \"x\"}";
+  { Trainer(data, options).run(); }
+  EXPECT_EQ(read_record(folder_), options.record);
 }
 
 TEST_F(TrainerTest, ALossThatIsNotFiniteStopsAndKeepsTheLastCheckpoint) {
