@@ -129,7 +129,7 @@ Tensor normalize(const Normalizer& normalizer, const Tensor& scores) {
 }
 
 Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
-                          const Tensor& dweights, double* dalpha) {
+                          const Tensor& dweights, const Tensor& scores, double* dalpha) {
   check_normalizer(normalizer);
   check_rows("weights", weights);
   check_rows("dweights", dweights);
@@ -137,30 +137,46 @@ Tensor normalize_backward(const Normalizer& normalizer, const Tensor& weights,
           "dweights: shape {} given, {} as of weights is right", dweights.shape(), weights.shape());
   require(dweights.dtype() == weights.dtype(), "dweights: {} given, {} as of weights is right",
           name_of(dweights.dtype()), name_of(weights.dtype()));
-  const auto* entmax = dalpha ? std::get_if<Entmax>(&normalizer) : nullptr;
+  if (scores.defined()) {
+    check_rows("scores", scores);
+    require(scores.shape() == weights.shape(), "scores: shape {} given, {} as of weights is right",
+            scores.shape(), weights.shape());
+    require(scores.dtype() == weights.dtype(), "scores: {} given, {} as of weights is right",
+            name_of(scores.dtype()), name_of(weights.dtype()));
+  }
+  const auto* entmax = std::get_if<Entmax>(&normalizer);
   require(!dalpha || entmax, "dalpha: asked for, but this normalizer has no alpha");
+  const bool again = scores.defined() && entmax && entmax->alpha > 2;
   Tensor dscores = Tensor::empty(weights.shape(), weights.dtype());
-  const Rows from(weights), upstream(dweights), to(dscores);
+  const Rows from(again ? scores : weights), upstream(dweights), to(dscores);
   const int64_t columns = weights.dim(-1), width = plain::round_up(columns, kLanes);
   const kernels::RowKernels& kernels = kernels::row_kernels(current_target());
-  std::vector<double> alphas(entmax && columns > 0 ? weights.numel() / columns : 0);  // of each row
+  std::vector<double> alphas(dalpha && columns > 0 ? weights.numel() / columns : 0);  // of each row
   for_each_row(weights, width, [&](int64_t r, Buffers& b) {
     float *const p = b.first.get(), *const g = b.second.get();
     from.load(r, p);
     upstream.load(r, g);
     std::fill(p + columns, p + width, 0.0f);
     std::fill(g + columns, g + width, 0.0f);
+    if (again) {
+      b.row.wants_factors = true;
+      b.row.log_factors.resize(width);
+      const plain::Sight sight =
+          sight_of(columns, b.seen, [&](int64_t j) { return p[j] != -kInf; });
+      plain::normalize(kernels, normalizer, sight, width, {}, p, nullptr, b.row);
+    }
     const plain::Sight part = sight_of(columns, b.seen, [&](int64_t j) { return p[j] != 0; });
     if (part.seen) {
       for (int64_t j = 0; j < columns; ++j) {
         if (!part.seen[j]) g[j] = 0;
       }
     }
-    if (entmax) alphas[r] = plain::alpha_gradient(entmax->alpha, part, 0, 0, 0, p, nullptr, g);
-    plain::normalize_backward(kernels, normalizer, part, 0, 0, p, g);
+    const double* factors = again ? b.row.log_factors.data() : nullptr;
+    if (dalpha) alphas[r] = plain::alpha_gradient(entmax->alpha, part, 0, 0, 0, p, factors, g);
+    plain::normalize_backward(kernels, normalizer, part, 0, 0, p, g, factors);
     to.store(r, g);
   });
-  if (entmax) *dalpha = std::accumulate(alphas.begin(), alphas.end(), 0.0);
+  if (dalpha) *dalpha = std::accumulate(alphas.begin(), alphas.end(), 0.0);
   return dscores;
 }
 

@@ -12,6 +12,7 @@
 #include "foci/python/bindings.h"
 #include "foci/python/host_pool.h"
 #include "foci/python/interrupt.h"
+#include "foci/python/names.h"
 #include "foci/python/spec.h"
 
 namespace foci::python {
@@ -251,11 +252,16 @@ Arrays gradients_to(const Bound& bound, double pairs, const AttentionOutputs& sa
     g.*gradient.member = writable_tensor_of(gradient.name, value);
     result[gradient.name] = nb::borrow(value);
   });
-  without_gil(pairs, [&] { bound.backward(saved, up, w, g); });
+  with_python_names([&] {
+    without_gil(pairs, [&] { bound.backward(saved, up, w, g); });
+    return 0;
+  });
   for (const std::string& name : wanted) {
     const auto& gradient = field_named(kGradientNames, name, "wanted", "gradient");
     const Tensor& t = g.*gradient.member;
-    if (t.defined() && !result.contains(gradient.name)) result[gradient.name] = array_of(t);
+    require(t.defined(), "wanted: '{}' arrived, but the call had no {} that gets a gradient", name,
+            name.substr(1));
+    if (!result.contains(gradient.name)) result[gradient.name] = array_of(t);
   }
   return result;
 }

@@ -30,6 +30,13 @@ std::string in_python_names(const std::string& message) {
       {"rows.counts", "counts"},
   }};
   const std::string_view all = message;
+  if (all.starts_with("upstream.")) return message.substr(std::string_view("upstream.").size());
+  for (const char* statistic : {"entropy", "max_key"}) {
+    if (!all.starts_with(std::string("saved.") + statistic + ": no tensor")) continue;
+    const std::string_view asked =
+        std::string_view(statistic) == "max_key" ? "max_weight" : statistic;
+    return fmt::format("d{}: given, but the call did not ask for the statistic {}", asked, asked);
+  }
   const std::string_view name = all.substr(0, all.find_first_of(":["));
   for (const auto& [own, python] : kNames) {
     if (name == own) return std::string(python) + message.substr(name.size());

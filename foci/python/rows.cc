@@ -47,20 +47,23 @@ void bind_rows(nb::module_& m) {
       nb::arg("spec"), nb::arg("scores").none(), nb::arg("into") = nb::none());
   m.def(
       "normalize_backward",
-      [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into) {
+      [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into,
+         nb::handle scores) {
         const HostPoolScope host(weights);
         if (into.is_none()) {
           refuse_gradient("weights", weights);
           refuse_gradient("dweights", dweights);
+          refuse_gradient("scores", scores);
         }
         const Tensor p = asked("weights", weights), up = asked("dweights", dweights);
+        const Tensor s = scores.is_none() ? Tensor() : asked("scores", scores);
         Tensor g;
         without_gil(static_cast<double>(p.numel()),
-                    [&] { g = normalize_backward(spec.spec().normalizer, p, up); });
+                    [&] { g = normalize_backward(spec.spec().normalizer, p, up, s); });
         return result(g, into);
       },
       nb::arg("spec"), nb::arg("weights").none(), nb::arg("dweights").none(),
-      nb::arg("into") = nb::none());
+      nb::arg("into") = nb::none(), nb::arg("scores") = nb::none());
   m.def(
       "entmax_backward",
       [](const HeldSpec& spec, nb::handle weights, nb::handle dweights, nb::handle into) {
@@ -73,7 +76,7 @@ void bind_rows(nb::module_& m) {
         Tensor g;
         double dalpha = 0;
         without_gil(static_cast<double>(p.numel()),
-                    [&] { g = normalize_backward(spec.spec().normalizer, p, up, &dalpha); });
+                    [&] { g = normalize_backward(spec.spec().normalizer, p, up, {}, &dalpha); });
         return std::pair(result(g, into), dalpha);
       },
       nb::arg("spec"), nb::arg("weights").none(), nb::arg("dweights").none(),

@@ -25,6 +25,10 @@ _READ_BY = {"keep": "keep", "bias": "bias", "key_lengths": "key_lengths", "q_seg
             "k_segments": "segments", "slopes": "alibi"}
 TENSORS = ("key_lengths", "past_lengths", "q_segments", "k_segments", "keep", "bias", "slopes",
            "table1d", "table2d", "score_w")
+# What has to be asked for, or not be refused, for an array to be read.
+_READERS = {**{name: f"{reader}=True" for name, reader in _READ_BY.items()},
+            "past_lengths": "causal='past' or window_align='past'", "table1d": "relative1d",
+            "table2d": "relative2d", "score_w": "score='additive'"}
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dslopes", "dtable1d", "dtable2d", "dscore_w", "dscale",
              "dalpha")
 
@@ -82,7 +86,12 @@ def resolve(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[Spec, Dict[s
         if not options:
             return _DEFAULT, options
         own, arrays = split_options(options)
-        return spec_of(own), arrays
+        spec = spec_of(own)
+        for name in arrays:
+            if name not in spec._reads:
+                raise ValueError(f"{name}: an array arrived, but nothing reads it without "
+                                 f"{_READERS[name]}")
+        return spec, arrays
     if not isinstance(spec, Spec):
         raise TypeError(f"spec: {type(spec).__name__} arrived, foci.Spec is right")
     if options:

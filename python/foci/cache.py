@@ -33,10 +33,12 @@ class CacheOutputs:
 
 
 def _size(name: str, value: object) -> int:
-    try:
-        return value.__index__()  # type: ignore[attr-defined, no-any-return]
-    except AttributeError:
-        raise TypeError(f"{name}: {type(value).__name__} arrived, an integer is right") from None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: {type(value).__name__} arrived, an integer is right")
+    size: int = value.__index__()
+    if abs(size) >= 1 << 62:
+        raise ValueError(f"{name}: {size} arrived, which is more than a cache can have")
+    return size
 
 
 def _sizes(name: str, values: Sequence[int]) -> list[int]:
@@ -66,7 +68,10 @@ class Cache:
     def __init__(self, *, kv_heads: int, head_size: int, value_size: Optional[int] = None,
                  sequences: int = 1, dtype: str = "float32",
                  window: Optional[int] = None) -> None:
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        try:
+            name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        except TypeError:
+            name = type(dtype).__name__
         if name not in ("float32", "float16"):
             raise ValueError(f"dtype: {name} arrived, float32 or float16 is right: what a cache "
                              "gives are NumPy's arrays")

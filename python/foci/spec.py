@@ -117,6 +117,9 @@ def in_options(message: str) -> str:
     name, colon, rest = message.partition(":")
     if name.startswith("masks[") and name.endswith((".left", ".right")):
         return f"window{colon}{rest}"
+    if name.startswith("biases["):
+        name = {"grid": "relative2d", "max_distance": "relative1d"}.get(
+            name.rpartition(".")[2], name)
     base, bracket, index = name.partition("[")
     return f"{_NAMES.get(base, base)}{bracket}{index}{colon}{rest}"
 
@@ -166,9 +169,10 @@ class Spec:
             option that nothing reads (alpha without entmax, say).
     """
 
-    __slots__ = ("_held", "_json")
+    __slots__ = ("_held", "_json", "_reads")
     _held: _core.Spec
     _json: str
+    _reads: Tuple[str, ...]
 
     def __init__(self, *, score: str = "dot", gamma: Optional[float] = None,
                  scale: Union[None, float, Sequence[float]] = None,
@@ -232,6 +236,7 @@ class Spec:
         held = _core.Spec(text)
         object.__setattr__(self, "_held", held)
         object.__setattr__(self, "_json", held.to_json())
+        object.__setattr__(self, "_reads", tuple(held.tensors()))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Spec cannot be changed; make another one")
@@ -257,7 +262,7 @@ class Spec:
     @property
     def tensors(self) -> Tuple[str, ...]:
         """Names of the arrays beside q, k and v that this spec reads."""
-        return tuple(self._held.tensors())
+        return self._reads
 
     def replace(self, **changes: Any) -> "Spec":
         """Another spec, with other values of some of the constructor's options.

@@ -3,8 +3,27 @@
 import numpy as np
 
 
+def steep_weights(s, alpha):
+    """One row for alpha > 2, where tau lies too near to a score to be told from it: v is the
+    smallest score that has weight, w that weight, and tau = (alpha - 1) v - w ** (alpha - 1)."""
+    c = alpha - 1
+
+    def weights(v, w):
+        over = np.where(s > v, c * (s - v) + w**c, 1)
+        return np.where(s > v, over ** (1 / c), np.where(s == v, w, 0))
+
+    v = min(x for x in np.unique(s[np.isfinite(s)]) if weights(x, 0.0).sum() < 1)
+    lo, hi = 0.0, 1.0
+    for _ in range(200):
+        w = (lo + hi) / 2
+        lo, hi = (lo, w) if weights(v, w).sum() >= 1 else (w, hi)
+    return weights(v, hi)
+
+
 def sparse_weights(s, alpha):
     """[(alpha - 1) s - tau]_+ ** (1 / (alpha - 1)) by bisection; -inf rows give zeros."""
+    if alpha > 2:
+        return np.apply_along_axis(steep_weights, -1, s, alpha)
     z = (alpha - 1) * s
     top = z.max(-1, keepdims=True)
     lo, hi = top - 1, top

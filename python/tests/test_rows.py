@@ -1,5 +1,6 @@
 """softmax, sparsemax, entmax and topk on their own, against float64 formulas."""
 
+import entmax_table
 import numpy as np
 import pytest
 from formulas import near, normalised
@@ -45,6 +46,27 @@ def test_gradients_against_finite_differences(name, options, same):
     near(got, want, 1e-4)
 
 
+def test_entmax_against_mpmath():
+    for name, alpha, s, j, p, ds in entmax_table.cases():
+        got = foci.entmax(s, alpha=alpha)
+        assert abs(got.sum(dtype=np.float64) - 1) < 1e-6, name
+        assert np.abs(got[j] - p).max() < 1e-7, name
+        one = np.ones((1, 1, 1, 1), np.float32)
+        k = s.reshape(1, 1, -1, 1)
+        up = entmax_table.upstream(s.size)
+        out = foci.attention(one, k, up.reshape(k.shape), scale=1.0, normalizer="entmax",
+                             alpha=alpha)
+        assert abs(out.item() - got.astype(np.float64) @ up) < 4e-6, name
+        back = foci.normalize_backward(got, up, "entmax", alpha, scores=s)
+        assert entmax_table.same_gradient(back[j], ds), name
+
+
+@pytest.mark.parametrize("alpha", [3.0, 8.0, 50.0])
+def test_entmax_with_a_large_alpha(alpha):
+    s = np.random.default_rng(4).standard_normal((50, 40)).astype(np.float32)
+    near(foci.entmax(s, alpha=alpha), normalised(s, "entmax", alpha=alpha), 1e-6)
+
+
 def test_half_precision_and_refusals():
     s = np.random.default_rng(3).standard_normal((2, 9)).astype(np.float16)
     p = foci.sparsemax(s)
@@ -58,6 +80,8 @@ def test_half_precision_and_refusals():
         foci.topk(s, 1.5)
     with pytest.raises(ValueError, match="dweights"):
         foci.normalize_backward(p, p[:1])
+    with pytest.raises(ValueError, match="scores"):
+        foci.normalize_backward(p, p, "entmax", 3.0, scores=s[:1])
 
 
 @pytest.mark.parametrize("alpha", [1.0625, 1.5, 2.0, 2.5])

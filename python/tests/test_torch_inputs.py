@@ -305,6 +305,10 @@ def test_numbers_given_as_tensors_do_not_lose_gradients():
             attention(q, k, v, **options)
     with pytest.raises(TypeError, match="scale: a tensor that wants a gradient"):
         foci.Spec(scale=learned)
+    with pytest.raises(ValueError, match="dropout_seed: given, but nothing reads it"):
+        attention(q, k, v, dropout_seed=torch.tensor(1))
+    with pytest.raises(ValueError, match="past_lengths: an array arrived, but nothing reads it"):
+        attention(q, k, v, past_lengths=torch.tensor([1, 2]))
     for name in ("keep", "key_lengths"):
         with pytest.raises((TypeError, ValueError), match=f"{name}: float32 arrived"):
             attention(q, k, v, **{name: torch.ones(2, requires_grad=True)})

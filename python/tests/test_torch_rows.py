@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 
+import entmax_table  # noqa: E402
 from formulas import near, normalised  # noqa: E402
 
 import foci.torch  # noqa: E402
@@ -26,6 +27,33 @@ def test_weights_and_gradients(name, options):
         e[i] = step
         want[i] = ((of(s + e) - of(s - e)) * up).sum() / (2 * step)
     near(x.grad.numpy(), want, 1e-4)
+
+
+def test_entmax_and_its_gradient_against_mpmath():
+    for name, alpha, s, j, p, ds in entmax_table.cases():
+        x = torch.tensor(s, requires_grad=True)
+        y = foci.torch.entmax(x, alpha=alpha)
+        assert np.abs(y.detach().numpy()[j] - p).max() < 1e-7, name
+        y.backward(torch.tensor(entmax_table.upstream(s.size)))
+        assert entmax_table.same_gradient(x.grad.numpy()[j], ds), name
+
+
+def test_a_large_alpha_under_compilers_and_transforms():
+    def f(x):
+        return foci.torch.entmax(x, alpha=30.0)
+
+    x = torch.randn(5, 40)
+    up = torch.randn(5, 40)
+    x.requires_grad_()
+    want, = torch.autograd.grad(f(x), x, up)
+    got, = torch.autograd.grad(torch.compile(f, fullgraph=True, backend="aot_eager")(x), x, up)
+    assert torch.equal(want, got)
+    _, pull = torch.func.vjp(f, x.detach())
+    assert torch.equal(want, pull(up)[0])
+    rows = torch.func.vmap(lambda r, u: torch.func.vjp(f, r)[1](u)[0])(x.detach(), up)
+    assert torch.equal(want, rows)
+    text = foci.Spec(normalizer="entmax", alpha=30.0).to_json()
+    torch.library.opcheck(torch.ops.foci.normalize.default, (x, text))
 
 
 def test_bfloat16_and_refusals():

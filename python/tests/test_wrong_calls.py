@@ -72,10 +72,59 @@ def good(**changes):
     ({"statistics": 5}, ValueError, "statistics"),
     ({"statistics": np.zeros(3)}, ValueError, "statistics: ndarray arrived"),
     ({"spec": "softmax"}, TypeError, "spec: str arrived"),
+    # Told in the names of the options, not in those of the library.
+    ({"normalizer": "entmax", "alpha": 1e7}, ValueError, "^alpha: 1"),
+    ({"score": "l2", "gamma": 1e39}, ValueError, "^gamma: 1e"),
+    ({"relative1d": 2**31, "table1d": np.zeros((4, 3), F)}, ValueError, "^relative1d: 2147483648"),
+    ({"table2d": np.zeros((4, 3, 3), F)}, ValueError, r"^relative2d: \[2, 2\] holds 4 positions"),
+    ({"relative2d": (0, 1), "table2d": np.zeros((4, 3, 3), F)}, ValueError, "^relative2d: .0, 1."),
+    # Arrays that nothing reads.
+    ({"past_lengths": np.array([1, 2])}, ValueError, "past_lengths: an array arrived, but nothing"),
+    ({"score_w": np.zeros(8, F)}, ValueError, "score_w: .* without score='additive'"),
+    ({"slopes": np.zeros(4, F), "alibi": False}, ValueError, "slopes: .* without alibi=True"),
+    ({"keep": np.ones((3, 5), bool), "relative1d": None, "table1d": np.zeros((4, 3), F)},
+     ValueError, "table1d: .* without relative1d"),
 ])
 def test_names_the_argument(changes, kind, says):
     with pytest.raises(kind, match=says) as caught:
         foci.attention(**good(**changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("call, kind, says", [
+    (lambda: foci.set_num_threads(0), ValueError, "n: 0 arrived, a number from 1"),
+    (lambda: foci.set_num_threads(2**70), ValueError, "n: 1180591620717411303424 arrived"),
+    (lambda: foci.set_num_threads("2"), TypeError, "n: str arrived, an integer is right"),
+    (lambda: foci.set_num_threads(None), TypeError, "n: NoneType arrived"),
+    (lambda: foci.set_num_threads(1.5), TypeError, "n: float arrived"),
+    (lambda: foci.set_target(3), TypeError, "name: int arrived, str is right"),
+    (lambda: foci.set_target("sse"), ValueError, "SIMD target: 'sse' is unknown"),
+    (lambda: foci.Cache(kv_heads=0, head_size=8), ValueError, "kv_heads: 0 key/value heads"),
+    (lambda: foci.Cache(kv_heads=1, head_size=-8), ValueError, "head_size: -8 arrived"),
+    (lambda: foci.Cache(kv_heads=1, head_size=8, value_size=-1), ValueError, "value_size: -1"),
+    (lambda: foci.Cache(kv_heads=1, head_size=8, sequences=-1), ValueError, "sequences: -1"),
+    (lambda: foci.Cache(kv_heads=2**70, head_size=8), ValueError, "kv_heads: 118"),
+    (lambda: foci.Cache(kv_heads=1.0, head_size=8), TypeError, "kv_heads: float arrived"),
+    (lambda: foci.Cache(kv_heads=1, head_size=8, dtype=object()), ValueError, "dtype: object arr"),
+    (lambda: foci.Cache(kv_heads=2, head_size=8).append(*[np.zeros((1, 2, 3, 8), F)] * 2,
+                                                        counts=[9]),
+     ValueError, r"counts\[0\]: 9 arrived"),
+    (lambda: foci.Cache(kv_heads=2, head_size=8).append(*[np.zeros((1, 2, 3, 8), F)] * 2,
+                                                        sequences=[4]),
+     ValueError, r"sequences\[0\]: 4 arrived"),
+    (lambda: foci.attention_backward(np.zeros(3, F), *good().values()), ValueError, "dy: shape"),
+    (lambda: foci.attention_backward(np.zeros((2, 4, 3, 6), F), *good().values(), wanted=["dbias"]),
+     ValueError, "wanted: 'dbias' arrived, but the call had no bias"),
+    (lambda: foci.attention(**good(), statistics="row_stat").backward(
+        dentropy=np.zeros((2, 4, 3), F)), ValueError, "dentropy: given, but the call did not ask"),
+    (lambda: foci.attention(**good(), statistics="row_stat").backward(
+        dmax_weight=np.zeros((2, 4, 3), F)), ValueError, "dmax_weight: given, but the call did"),
+    (lambda: foci.weights([[1.0]], good()["k"]), TypeError, "q: list arrived"),
+    (lambda: foci.weights(good()["q"], [[1.0]]), ValueError, "k: list arrived"),
+])
+def test_other_calls_name_theirs(call, kind, says):
+    with pytest.raises(kind, match="^" + says) as caught:
+        call()
     assert "\n" not in str(caught.value)
 
 

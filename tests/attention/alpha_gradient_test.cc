@@ -162,7 +162,7 @@ TEST(AlphaGradient, OfRowsAlone) {
     const Entmax entmax{alpha};
     double dalpha = 0;
     const Tensor weights = normalize(entmax, scores);
-    const Tensor g = normalize_backward(entmax, weights, up, &dalpha);
+    const Tensor g = normalize_backward(entmax, weights, up, {}, &dalpha);
     EXPECT_TRUE(same_bits(g, normalize_backward(entmax, weights, up)));
     // The same rows as attention of one channel: q = 1, k = the scores, v = the upstream gradients.
     double want = 0;
@@ -177,7 +177,7 @@ TEST(AlphaGradient, OfRowsAlone) {
     EXPECT_NEAR(dalpha, want, 2e-5 * (1 + std::abs(want))) << alpha;
   }
   double dalpha = 0;
-  EXPECT_THROW(normalize_backward(Softmax{}, scores, up, &dalpha), ArgumentError);
+  EXPECT_THROW(normalize_backward(Softmax{}, scores, up, {}, &dalpha), ArgumentError);
   EXPECT_THROW(normalize(Entmax{.per_head = {1.5, 2}}, scores), ArgumentError);
 }
 

@@ -310,6 +310,8 @@ def _own_tensors(spec: Optional[Spec], options: Dict[str, Any]) -> Tuple[
     p, seed = options.get("dropout"), options.get("dropout_seed")
     if isinstance(seed, Tensor):
         options = {name: value for name, value in options.items() if name != "dropout_seed"}
+        if spec is None and p is None:
+            raise ValueError("dropout_seed: given, but nothing reads it without dropout")
         if seed.numel() != 1 or seed.dtype != torch.int64:
             raise TypeError(f"dropout_seed: {seed.dtype} of shape {list(seed.shape)} arrived, one "
                             "int64 is right")

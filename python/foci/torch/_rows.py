@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, Iterator, Tuple, Union
+import json
+from typing import Any, Iterator, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -27,11 +28,23 @@ def _forward(text: str, scores: Tensor) -> Tensor:
     return weights
 
 
-def _backward(text: str, weights: Tensor, up: Tensor) -> Tensor:
-    scores = torch.empty(weights.shape, dtype=weights.dtype)
+def _backward(text: str, weights: Tensor, up: Tensor, scores: Optional[Tensor] = None) -> Tensor:
+    gradient = torch.empty(weights.shape, dtype=weights.dtype)
     _core.normalize_backward(_op.held_of(text), _op.bare(weights.detach()),
-                             _op.bare(up.detach()), scores)
-    return scores
+                             _op.bare(up.detach()), gradient,
+                             None if scores is None else _op.bare(scores.detach()))
+    return gradient
+
+
+@functools.lru_cache(maxsize=64)
+def _steep(text: str) -> bool:
+    """Whether the gradient needs the scores: p ** (2 - alpha) magnifies the weights' rounding."""
+    normalizer = json.loads(text).get("normalizer", {})
+    return bool(normalizer.get("kind") == "entmax" and normalizer["alpha"] > 2)
+
+
+def _kept(text: str, scores: Tensor, weights: Tensor) -> Tuple[Tensor, ...]:
+    return (weights, scores) if _steep(text) else (weights,)
 
 
 class _Normalize(torch.autograd.Function):
@@ -39,16 +52,16 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx: Any, text: str, scores: Tensor) -> Tensor:
         weights = _forward(text, scores)
         ctx.text = text
-        ctx.save_for_backward(weights)
+        ctx.save_for_backward(*_kept(text, scores, weights))
         return weights
 
     @staticmethod
     def backward(ctx: Any, up: Tensor) -> Tuple[None, Tensor]:
-        (weights,) = ctx.saved_tensors
+        weights, *scores = ctx.saved_tensors
         if _op.batched(up):
-            return None, torch.ops.foci.normalize_backward(weights, up, ctx.text)
+            return None, torch.ops.foci.normalize_backward(weights, up, ctx.text, *scores)
         with torch.no_grad():
-            gradient = _backward(ctx.text, weights, up)
+            gradient = _backward(ctx.text, weights, up, *scores)
         (gradient,) = _op.once([gradient], weights, up)
         return None, gradient
 
@@ -108,7 +121,8 @@ _library = torch.library.Library("foci", "FRAGMENT")  # type: ignore[no-untyped-
 _library.define("normalize(Tensor scores, str spec) -> Tensor",  # type: ignore[no-untyped-call]
                 tags=_op.TAGS)
 _library.define(  # type: ignore[no-untyped-call]
-    "normalize_backward(Tensor weights, Tensor dweights, str spec) -> Tensor", tags=_op.TAGS)
+    "normalize_backward(Tensor weights, Tensor dweights, str spec, Tensor? scores=None) -> Tensor",
+    tags=_op.TAGS)
 _library.define("entmax(Tensor scores, Tensor alpha) -> Tensor",  # type: ignore[no-untyped-call]
                 tags=_op.TAGS)
 _library.define(  # type: ignore[no-untyped-call]
@@ -119,7 +133,7 @@ _library.impl("entmax_backward", _backward_learned, "CPU")  # type: ignore[no-un
 _library.impl("normalize", lambda scores, text: _forward(text, scores),  # type: ignore[no-untyped-call]
               "CPU")
 _library.impl("normalize_backward",  # type: ignore[no-untyped-call]
-              lambda weights, up, text: _backward(text, weights, up), "CPU")
+              lambda weights, up, text, scores=None: _backward(text, weights, up, scores), "CPU")
 
 
 def _fake(like: Tensor, *_: Any) -> Tensor:
@@ -128,12 +142,12 @@ def _fake(like: Tensor, *_: Any) -> Tensor:
 
 def _context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
     ctx.text = inputs[1]
-    ctx.save_for_backward(output)
+    ctx.save_for_backward(*_kept(ctx.text, inputs[0], output))
 
 
 def _autograd(ctx: Any, up: Tensor) -> Tuple[Tensor, None]:
-    (weights,) = ctx.saved_tensors
-    return _op.inner("normalize_backward", weights, up, ctx.text), None
+    weights, *scores = ctx.saved_tensors
+    return _op.inner("normalize_backward", weights, up, ctx.text, *scores), None
 
 
 def _fake_pair(weights: Tensor, _: Tensor, alpha: Tensor) -> Tuple[Tensor, Tensor]:

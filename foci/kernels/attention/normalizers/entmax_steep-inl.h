@@ -233,24 +233,23 @@ inline HWY_NOINLINE void solve_entmax_steep(double alpha, float* list_memory, fl
     const VF x = exp_nonpositive(d, hn::Min(hn::Mul(power, log), hn::Set(d, 1.0f)));
     const hn::Mask<DF> last = hn::Eq(s, at);
     log = hn::IfThenElse(last, hn::Load(d, log_f + v * L), hn::Mul(less_one, log));
-    const VF e = hn::IfThenElse(last, hn::Load(d, weight + v * L), x);
-    return hn::IfThenElseZero(hn::Ge(s, at), e);
+    return hn::IfThenElse(last, hn::Load(d, weight + v * L), x);
   };
-  VF sums[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  // The weights add to 1 as they are: w was solved for in double.
+  const VF none = hn::Set(d, -0.0f);
+  VF support[kVectors] = {hn::Zero(d), hn::Zero(d)};
   int64_t kept = 0;
-  sum_rows(p.count, p.index, sums, [&](int64_t u, VF* part) HWY_ATTR {
+  sum_rows(p.count, p.index, support, [&](int64_t u, VF* part) HWY_ATTR {
     const VF s0 = hn::Load(d, p.weights + u * W), s1 = hn::Load(d, p.weights + u * W + L);
-    const hn::Mask<DF> in0 = hn::Ge(s0, hn::Load(d, score)),
-                       in1 = hn::Ge(s1, hn::Load(d, score + L));
+    const hn::Mask<DF> in0 = hn::Ge(s0, hn::Load(d, score));
+    const hn::Mask<DF> in1 = hn::Ge(s1, hn::Load(d, score + L));
     if (hn::AllFalse(d, hn::Or(in0, in1))) return;
     VF log0, log1;
     const VF e0 = weigh(s0, 0, log0), e1 = weigh(s1, 1, log1);
-    part[0] = hn::Add(part[0], e0);
-    part[1] = hn::Add(part[1], e1);
-    part[2] = hn::Add(part[2], hn::IfThenElseZero(in0, one));
-    part[3] = hn::Add(part[3], hn::IfThenElseZero(in1, one));
-    hn::Store(e0, d, p.weights + kept * W);
-    hn::Store(e1, d, p.weights + kept * W + L);
+    part[0] = hn::Add(part[0], hn::IfThenElseZero(in0, one));
+    part[1] = hn::Add(part[1], hn::IfThenElseZero(in1, one));
+    hn::Store(hn::IfThenElse(in0, e0, none), d, p.weights + kept * W);
+    hn::Store(hn::IfThenElse(in1, e1, none), d, p.weights + kept * W + L);
     if (log_factors != nullptr) {
       hn::Store(log0, d, log_factors + kept * W);
       hn::Store(log1, d, log_factors + kept * W + L);
@@ -259,17 +258,9 @@ inline HWY_NOINLINE void solve_entmax_steep(double alpha, float* list_memory, fl
   });
   p.count = kept;
   for (int v = 0; v < kVectors; ++v) {
-    const VF inverse = hn::Div(one, sums[v]);
     VF log;
-    const VF largest = weigh(hn::Load(d, p.max + v * L), v, log);
-    hn::Store(hn::Mul(largest, inverse), d, p.max_weight + v * L);
-    hn::Store(sums[2 + v], d, p.support + v * L);
-    for (int64_t u = 0; u < kept; ++u) {
-      float* at = p.weights + u * W + v * L;
-      const VF e = hn::Load(d, at);
-      hn::Store(hn::IfThenElse(hn::Gt(e, hn::Zero(d)), hn::Mul(e, inverse), hn::Set(d, -0.0f)), d,
-                at);
-    }
+    hn::Store(weigh(hn::Load(d, p.max + v * L), v, log), d, p.max_weight + v * L);
+    hn::Store(support[v], d, p.support + v * L);
   }
 }
 

@@ -38,22 +38,40 @@ HWY_INLINE hn::Mask<DF> is_nan(VF x) {
   return hn::Not(hn::Eq(x, x));  // Ne is an ordered comparison on some targets
 }
 
-// Keys that add up among themselves before they join a row's sum, so that the error of long sums
-// stays near that of a tree.
+// Keys that add up among themselves before they join a row's sum, and keys whose blocks do: the
+// error of long sums is that of 512 keys, however many there are.
 inline constexpr int32_t kSumBlock = 64;
+inline constexpr int64_t kSumBlocks = 8 * kSumBlock;
 
 // total[n] += Σ over rows of what `row(u, part)` adds to part[n].
 template <int N, class Row>
 HWY_INLINE void sum_rows(int64_t count, const int32_t* index, VF (&total)[N], const Row& row) {
   const DF d;
+  VF lost[N];
+#pragma GCC unroll 4
+  for (int n = 0; n < N; ++n) lost[n] = hn::Zero(d);
   for (int64_t u = 0; u < count;) {
-    const int64_t stop = (int64_t{index[u]} / kSumBlock + 1) * kSumBlock;
-    VF part[N];
+    const int64_t end = (int64_t{index[u]} / kSumBlocks + 1) * kSumBlocks;
+    VF blocks[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) part[n] = hn::Zero(d);
-    for (; u < count && index[u] < stop; ++u) row(u, part);
+    for (int n = 0; n < N; ++n) blocks[n] = hn::Zero(d);
+    while (u < count && index[u] < end) {
+      const int64_t stop = (int64_t{index[u]} / kSumBlock + 1) * kSumBlock;
+      VF part[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) total[n] = hn::Add(total[n], part[n]);
+      for (int n = 0; n < N; ++n) part[n] = hn::Zero(d);
+      for (; u < count && index[u] < stop; ++u) row(u, part);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) blocks[n] = hn::Add(blocks[n], part[n]);
+    }
+    // What rounding takes from the sum joins the next blocks (Kahan 1965); of infinity, nothing.
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      const VF more = hn::Add(blocks[n], lost[n]), sum = hn::Add(total[n], more);
+      const VF rest = hn::Sub(more, hn::Sub(sum, total[n]));
+      lost[n] = hn::IfThenElseZero(hn::Eq(rest, rest), rest);
+      total[n] = sum;
+    }
   }
 }
 
