@@ -323,3 +323,13 @@ def test_in_a_transformer_encoder(before, masks):
             got = mine(x, **call)
         assert len(seen.layers) == 2  # nothing went around foci
         near(got[~padding], theirs(x, **call)[~padding], 1e-5)
+
+
+def test_alpha_is_learned():
+    torch.manual_seed(0)
+    mha = MultiheadAttention(16, 4, batch_first=True, normalizer="entmax",
+                             alpha=torch.nn.Parameter(torch.full((4,), 1.5)))
+    assert "alpha" in dict(mha.named_parameters())
+    y, _ = mha(*[torch.randn(2, 6, 16)] * 3, need_weights=False)
+    y.square().sum().backward()
+    assert mha.alpha.grad.shape == (4,) and mha.alpha.grad.abs().min() > 0

@@ -24,7 +24,7 @@ def good(**changes):
     ({"q": None}, ValueError, "q: None arrived"),
     ({"q": np.zeros((4, 3, 8), F)}, ValueError, r"q: shape \[4, 3, 8\] arrived, four dimensions"),
     ({"q": np.zeros((2, 4, 3, 8))}, ValueError, "float64 arrived"),
-    ({"q": np.zeros((2, 4, 3, 8), np.int16)}, TypeError, "q: elements of 16 bits"),
+    ({"q": np.zeros((2, 4, 3, 8), np.int16)}, ValueError, "q: int16 arrived, float32"),
     ({"q": np.zeros((2, 4, 3, 8), np.complex64)}, TypeError, "q: elements of 64 bits"),
     ({"q": np.array("text")}, TypeError, "q: "),
     ({"q": np.ndarray((2, 4, 3, 8), "V0")}, TypeError, "q: elements of 0 bits"),
