@@ -45,6 +45,8 @@ struct FOCI_API GradSlot {
   std::shared_ptr<GradSlot> base;
   std::function<Tensor(const Tensor&)> view;
   bool whole = false;  // the view holds every element of the base, in the same order
+  uint64_t tape = 0;   // whose value it is (Tape's number), and of which pass; 0: a leaf, which
+  uint64_t pass = 0;   // serves in every pass
 
   bool has() const { return base ? base->has() : grad.defined(); }
   // Whether the next gradient to arrive would be the first, and could be taken as it is.
@@ -57,6 +59,8 @@ struct FOCI_API GradSlot {
   // so_far into sum, both contiguous in this shape. so_far is null where nothing has arrived, and
   // may be sum.
   void add_by(const std::function<void(const T* so_far, T* sum)>& write);
+  // Likewise for an operator that adds to what is there, contiguous in this shape.
+  void add_onto(const std::function<void(T* sum)>& add_to);
 };
 
 }  // namespace detail
@@ -66,8 +70,8 @@ template <class T>
 class FOCI_API Var {
  public:
   Var() = default;
-  // A constant: no gradient reaches it.
-  explicit Var(Tensor value) : value_(std::move(value)) {}
+  // A constant: no gradient reaches it. Throws ArgumentError where the tensor does not hold T.
+  explicit Var(Tensor value);
 
   bool defined() const { return value_.defined(); }
   const Tensor& value() const { return value_; }
@@ -90,31 +94,43 @@ class FOCI_API Var {
 template <class T>
 class FOCI_API Tape {
  public:
-  // With recording off nothing is saved and every Var is a constant.
-  explicit Tape(bool recording = true) : recording_(recording) {}
+  // With recording off nothing is saved and every Var is a constant, those of other tapes too.
+  explicit Tape(bool recording = true);
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
   bool recording() const { return recording_; }
 
   Var<T> constant(Tensor value) const { return Var<T>(std::move(value)); }
-  // A leaf whose gradient is wanted and can be read from the Var.
+  // A leaf whose gradient is wanted and can be read from the Var. Throws ArgumentError for an
+  // undefined tensor and where it does not hold T.
   Var<T> leaf(Tensor value);
-  // A leaf whose gradient is added into p.grad.
+  // A leaf whose gradient is added into p.grad. Throws ArgumentError where p has no value or one
+  // whose elements share memory, and where its gradient is not contiguous of the value's shape.
   Var<T> parameter(Parameter<T>& p);
 
   // Sends `upstream` (ones where undefined: the value must then have one element) back from `from`
-  // to every leaf. Empties the tape.
+  // to every leaf. Empties the tape: afterwards leaves may be used again, other values may not.
+  // Throws ArgumentError, before anything is added, for values of another tape or of a pass that
+  // was sent back already, and for an upstream of another shape or type.
   void backward(const Var<T>& from, const Tensor& upstream = {});
   // Likewise from several values at once.
   void backward(const std::vector<std::pair<Var<T>, Tensor>>& from);
 
   // Bytes of tensors are freed when the steps that saved them go.
   size_t steps() const { return steps_.size(); }
-  void clear() { steps_.clear(); }
+  // Forgets the steps; as after backward, leaves alone may be used again.
+  void clear();
 
   // ---- for operators ----
 
+  // Throws ArgumentError, calling the value `name`, where it is undefined, and where the tape
+  // records and the value is of another tape or of a pass that is over.
+  void check(const Var<T>& value, const char* name) const;
+  // The same, but "not given" is fine.
+  void check_if_given(const Var<T>& value, const char* name) const {
+    if (value.defined()) check(value, name);
+  }
   // The result of an operator; it takes part in backward if one of the inputs does.
   Var<T> result(Tensor value, std::initializer_list<const Var<T>*> inputs);
   Var<T> result(Tensor value, bool needs_grad);
@@ -130,7 +146,11 @@ class FOCI_API Tape {
     std::vector<std::shared_ptr<detail::GradSlot<T>>> outputs;
     std::function<void()> back;
   };
+  void check_slot(const detail::GradSlot<T>* slot, const char* name) const;
+
   bool recording_;
+  uint64_t number_;    // no two tapes of a process have the same, one after the other neither
+  uint64_t pass_ = 1;  // backward and clear() end one
   std::vector<Step> steps_;
 };
 

@@ -4,6 +4,7 @@
 #include "foci/core/memory.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -58,6 +59,19 @@ To convert(From x) {
     return To(static_cast<float>(x));
   } else if constexpr (std::is_same_v<To, bool>) {
     return x != From{};
+  } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
+    // A cast of what does not fit is undefined. 2^digits, unlike the largest To, is a From.
+    const From beyond = std::ldexp(From{1}, std::numeric_limits<To>::digits);
+    if (std::isnan(x)) return To{0};
+    if (x >= beyond) return std::numeric_limits<To>::max();
+    if (x <= static_cast<From>(std::numeric_limits<To>::min())) {
+      return std::numeric_limits<To>::min();
+    }
+    return static_cast<To>(x);
+  } else if constexpr (std::is_integral_v<To> && std::is_integral_v<From> &&
+                       !std::is_same_v<From, bool>) {
+    return static_cast<To>(std::clamp<int64_t>(x, std::numeric_limits<To>::min(),
+                                               std::numeric_limits<To>::max()));
   } else {
     return static_cast<To>(x);
   }
@@ -196,6 +210,15 @@ Tensor Tensor::wrap(void* data, const Dims& shape, const Dims& strides, DType dt
   t.strides_ = strides;
   t.numel_ = shape.product();
   t.dtype_ = dtype;
+  int64_t end = 1;  // elements from the first to the last
+  for (int d = 0; t.numel_ > 0 && d < shape.size(); ++d) {
+    int64_t reach = 0;
+    require(!__builtin_mul_overflow(shape[d] - 1, strides[d], &reach) &&
+                !__builtin_add_overflow(end, reach, &end) &&
+                end <= std::numeric_limits<int64_t>::max() / 8,
+            "Tensor::wrap: shape {} with strides {} reaches further than memory can", shape,
+            strides);
+  }
   t.storage_ = std::move(owner);
   t.data_ = static_cast<std::byte*>(data);
   return t;
@@ -216,6 +239,10 @@ bool Tensor::is_contiguous() const {
     step *= shape_[i];
   }
   return true;
+}
+
+void Tensor::check_defined(const char* what) const {
+  require(defined(), "{} of an undefined tensor", what);
 }
 
 void Tensor::check_dtype(DType wanted) const {
@@ -239,6 +266,7 @@ int64_t Tensor::offset_of(std::initializer_list<int64_t> index) const {
 }
 
 double Tensor::item(const Dims& index) const {
+  check_defined("item");
   require(index.size() == rank(), "{} indices for a tensor of rank {}", index.size(), rank());
   int64_t offset = 0;
   for (int d = 0; d < rank(); ++d) {
@@ -253,6 +281,7 @@ double Tensor::item(const Dims& index) const {
 }
 
 double Tensor::item() const {
+  check_defined("item");
   require(numel_ == 1, "item() of a tensor of shape {}", shape_);
   Dims zero = shape_;
   for (int i = 0; i < zero.size(); ++i) zero[i] = 0;
@@ -260,6 +289,7 @@ double Tensor::item() const {
 }
 
 Tensor Tensor::reshape(const Dims& shape) const {
+  check_defined("reshape");
   require(is_contiguous(), "reshape: the view of shape {} is not contiguous", shape_);
   Dims wanted = shape;
   int64_t known = 1;
@@ -269,7 +299,8 @@ Tensor Tensor::reshape(const Dims& shape) const {
       require(open < 0, "reshape: two open sizes in {}", shape);
       open = i;
     } else {
-      known *= wanted[i];
+      require(!__builtin_mul_overflow(known, wanted[i], &known), "reshape: {} does not fit {}",
+              shape_, shape);
     }
   }
   if (open >= 0) {
@@ -284,6 +315,7 @@ Tensor Tensor::reshape(const Dims& shape) const {
 }
 
 Tensor Tensor::transpose(int a, int b) const {
+  check_defined("transpose");
   a = normalise(a, rank(), "transpose");
   b = normalise(b, rank(), "transpose");
   Tensor t = *this;
@@ -293,6 +325,7 @@ Tensor Tensor::transpose(int a, int b) const {
 }
 
 Tensor Tensor::slice(int dim, int64_t begin, int64_t end) const {
+  check_defined("slice");
   dim = normalise(dim, rank(), "slice");
   require(0 <= begin && begin <= end && end <= shape_[dim],
           "slice: [{}, {}) of dimension {} of shape {}", begin, end, dim, shape_);
@@ -304,7 +337,10 @@ Tensor Tensor::slice(int dim, int64_t begin, int64_t end) const {
 }
 
 Tensor Tensor::select(int dim, int64_t index) const {
+  check_defined("select");
   dim = normalise(dim, rank(), "select");
+  require(index >= 0 && index < shape_[dim], "select: {} of dimension {} of shape {}", index, dim,
+          shape_);
   const Tensor s = slice(dim, index, index + 1);
   Tensor t = s;
   t.shape_ = Dims();
@@ -318,6 +354,7 @@ Tensor Tensor::select(int dim, int64_t index) const {
 }
 
 Tensor Tensor::unsqueeze(int dim) const {
+  check_defined("unsqueeze");
   if (dim < 0) dim += rank() + 1;
   require(dim >= 0 && dim <= rank(), "unsqueeze: dimension {} of rank {}", dim, rank());
   Tensor t = *this;
@@ -337,6 +374,7 @@ Tensor Tensor::unsqueeze(int dim) const {
 }
 
 Tensor Tensor::broadcast_to(const Dims& shape) const {
+  check_defined("broadcast_to");
   require(rank() <= shape.size(), "broadcast_to: {} does not broadcast to {}", shape_, shape);
   Tensor t = *this;
   t.shape_ = shape;
@@ -357,17 +395,19 @@ Tensor Tensor::broadcast_to(const Dims& shape) const {
 }
 
 Tensor Tensor::contiguous() const {
+  check_defined("contiguous");
   return is_contiguous() ? *this : clone();
 }
 
 Tensor Tensor::clone() const {
-  require(defined(), "clone of an undefined tensor");
+  check_defined("clone");
   Tensor t = empty(shape_, dtype_);
   t.copy_from(*this);
   return t;
 }
 
 Tensor Tensor::to(DType dtype) const {
+  check_defined("to");
   if (dtype == dtype_) return *this;
   Tensor t = empty(shape_, dtype);
   t.copy_from(*this);
@@ -375,8 +415,14 @@ Tensor Tensor::to(DType dtype) const {
 }
 
 void Tensor::copy_from(const Tensor& source) const {
+  check_defined("copy_from into");
+  source.check_defined("copy_from");
   require(shape_ == source.shape_, "copy_from: shape {} into {}", source.shape_, shape_);
   if (numel_ == 0) return;
+  for (int d = 0; d < rank(); ++d) {
+    require(shape_[d] == 1 || strides_[d] != 0,
+            "copy_from: into a broadcast of shape {} whose elements share memory", shape_);
+  }
   if (dtype_ == source.dtype_ && is_contiguous() && source.is_contiguous()) {
     std::memmove(data_, source.data_, nbytes());
     return;
@@ -402,6 +448,7 @@ void Tensor::copy_from(const Tensor& source) const {
 }
 
 void Tensor::fill(double value) const {
+  check_defined("fill");
   if (numel_ == 0) return;
   with_type(dtype_, [&]<class T>(T*) {
     T* to = reinterpret_cast<T*>(data_);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "foci/core/api.h"
@@ -34,7 +35,10 @@ class FOCI_API Dims {
   bool empty() const { return size_ == 0; }
   int64_t operator[](int i) const { return values_[i]; }
   int64_t& operator[](int i) { return values_[i]; }
-  int64_t back() const { return values_[size_ - 1]; }
+  int64_t back() const {
+    require(size_ > 0, "Dims::back: there are no dimensions");
+    return values_[size_ - 1];
+  }
   const int64_t* begin() const { return values_.data(); }
   const int64_t* end() const { return values_.data() + size_; }
   void push_back(int64_t value);
@@ -65,6 +69,21 @@ class FOCI_API Tensor {
  public:
   // An undefined tensor: no storage, defined() is false. Stands for "not given".
   Tensor() = default;
+  Tensor(const Tensor&) = default;
+  Tensor& operator=(const Tensor&) = default;
+  // What was moved from is undefined.
+  Tensor(Tensor&& other) noexcept { *this = std::move(other); }
+  Tensor& operator=(Tensor&& other) noexcept {
+    if (this == &other) return *this;
+    storage_ = std::move(other.storage_);
+    data_ = std::exchange(other.data_, nullptr);
+    shape_ = std::exchange(other.shape_, Dims());
+    strides_ = std::exchange(other.strides_, Dims());
+    numel_ = std::exchange(other.numel_, 0);
+    dtype_ = std::exchange(other.dtype_, DType::f32);
+    return *this;
+  }
+  ~Tensor() = default;
 
   static Tensor empty(const Dims& shape, DType dtype = DType::f32);
   static Tensor zeros(const Dims& shape, DType dtype = DType::f32);
@@ -86,7 +105,8 @@ class FOCI_API Tensor {
   static Tensor from(const std::vector<T>& values, const Dims& shape) {
     return from(std::span<const T>(values), shape);
   }
-  // Wraps memory that somebody else owns (`owner` keeps it alive; may be null).
+  // Wraps memory that somebody else owns (`owner` keeps it alive; may be null). Throws where data is
+  // null, a size or a stride negative, or the last element's place overflows.
   static Tensor wrap(void* data, const Dims& shape, const Dims& strides, DType dtype,
                      std::shared_ptr<void> owner = nullptr);
 
@@ -124,7 +144,7 @@ class FOCI_API Tensor {
   double item(const Dims& index) const;
   double item() const;  // of a tensor with one element
 
-  // Views (no copy).
+  // Views (no copy). These and the copies below throw ArgumentError for an undefined tensor.
   Tensor reshape(const Dims& shape) const;  // one size may be -1; throws if not contiguous
   Tensor transpose(int a, int b) const;
   Tensor slice(int dim, int64_t begin, int64_t end) const;
@@ -135,13 +155,16 @@ class FOCI_API Tensor {
   // Copies.
   Tensor contiguous() const;  // itself where it already is
   Tensor clone() const;       // always a fresh, contiguous copy
+  // Whole numbers out of range become the nearest that fits; NaN becomes 0.
   Tensor to(DType dtype) const;
-  // Writes into this tensor's elements; shapes must be equal, dtypes may differ.
+  // Writes into this tensor's elements; shapes must be equal, dtypes may differ. Throws where two
+  // of them share memory (a broadcast).
   void copy_from(const Tensor& source) const;
   void fill(double value) const;
 
  private:
   void check_dtype(DType wanted) const;
+  void check_defined(const char* what) const;
   int64_t offset_of(std::initializer_list<int64_t> index) const;
 
   std::shared_ptr<void> storage_;

@@ -366,6 +366,7 @@ void set_executor(Executor executor) {
 
 void parallel_for(int64_t count, const Task& task) {
   if (count <= 0) return;
+  require(task != nullptr, "task: an empty function given, one that runs is needed");
   Call* const call = current;
   if (!call) {
     run(way_of(count, nullptr), count, task);

@@ -1,4 +1,6 @@
 // a + b and scale · x. Backward: dy goes to both; dx = scale · dy.
+#include <cmath>
+
 #include "foci/autograd/elementwise.h"
 #include "foci/autograd/ops.h"
 #include "foci/autograd/profile.h"
@@ -7,6 +9,8 @@ namespace foci::ops {
 
 template <class T>
 Var<T> add(Tape<T>& tape, const Var<T>& a, const Var<T>& b) {
+  tape.check(a, "add: a");
+  tape.check(b, "add: b");
   require(a.shape() == b.shape(), "add: shapes {} and {}", a.shape(), b.shape());
   const ProfileScope timed(Operator::add, Pass::forward);
   const Tensor x = a.value().contiguous(), z = b.value().contiguous();
@@ -24,6 +28,9 @@ Var<T> add(Tape<T>& tape, const Var<T>& a, const Var<T>& b) {
 
 template <class T>
 Var<T> scale(Tape<T>& tape, const Var<T>& x, double factor) {
+  tape.check(x, "scale: x");
+  require(std::isfinite(static_cast<T>(factor)), "scale: a factor of {} given, {} must hold it",
+          factor, name_of(dtype_v<T>));
   const auto scaled = [factor](const Tensor& in) {
     const Tensor flat = in.contiguous();
     Tensor y = Tensor::zeros(in.shape(), dtype_v<T>);

@@ -15,7 +15,8 @@ namespace {
 
 // x [B, N, heads·size] as [B, heads, N, size], of the same memory. One head in x may be shown as
 // `shown` equal ones.
-Tensor split_heads(const Tensor& x, int64_t heads, int64_t shown) {
+Tensor split_heads(const Tensor& given, int64_t heads, int64_t shown) {
+  const Tensor x = given.stride(2) == 1 || given.dim(2) <= 1 ? given : given.clone();
   const int64_t size = x.dim(2) / heads;
   const int64_t head_stride = heads == 1 ? 0 : size;
   return Tensor::wrap(x.raw(), {x.dim(0), shown, x.dim(1), size},
@@ -142,6 +143,16 @@ class Places {
 template <class T>
 AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, const Var<T>& v,
                              const AttentionArguments<T>& a) {
+  tape.check(q, "attention: q");
+  tape.check(k, "attention: k");
+  tape.check(v, "attention: v");
+  tape.check_if_given(a.bias, "attention: bias");
+  tape.check_if_given(a.slopes, "attention: slopes");
+  tape.check_if_given(a.table1d, "attention: table1d");
+  tape.check_if_given(a.table2d, "attention: table2d");
+  tape.check_if_given(a.score_w, "attention: score_w");
+  tape.check_if_given(a.scale, "attention: scale");
+  tape.check_if_given(a.alpha, "attention: alpha");
   const int64_t H = a.heads, Hk = a.kv_heads, value_heads = a.value_heads ? a.value_heads : Hk;
   require(H >= 1 && Hk >= 1 && H % Hk == 0,
           "attention: {} query heads on {} key/value heads; the second must divide the first", H,
@@ -173,7 +184,8 @@ AttentionResult<T> attention(Tape<T>& tape, const Var<T>& q, const Var<T>& k, co
   in.score_w = a.score_w.value();
   AttentionSpec spec = a.spec;
   const auto doubles = [](const Tensor& t) {
-    const auto values = t.span<T>();
+    const Tensor dense = t.contiguous();
+    const auto values = dense.span<T>();
     return std::vector<double>(values.begin(), values.end());
   };
   if (a.scale.defined()) {

@@ -85,7 +85,25 @@ class Attention {
               }},
           bias);
     }
-    if (in.keep.defined()) keep_ = in.keep.broadcast_to({B, H, N, M});
+    for (const Mask& mask : spec.masks) {
+      std::visit(overloaded{[](Causal) {}, [](const Window&) {},
+                            [&](KeyLengths) {
+                              check_mask(in.key_lengths, "key_lengths", DType::i64, {B});
+                            },
+                            [&](Segments) {
+                              check_mask(in.q_segments, "q_segments", DType::i32, {B, N});
+                              check_mask(in.k_segments, "k_segments", DType::i32, {B, M});
+                            },
+                            [&](Keep) {
+                              require(in.keep.defined() && in.keep.dtype() == DType::boolean,
+                                      "keep: the mask keep reads a tensor of bool, none was given");
+                              keep_ = in.keep.broadcast_to({B, H, N, M});
+                            }},
+                 mask);
+    }
+    if (bias_align(spec) == Align::past) {
+      check_mask(in.past_lengths, "past_lengths", DType::i64, {B});
+    }
   }
 
   double scale(int64_t h) const {
@@ -344,6 +362,14 @@ class Attention {
         return pair.query + in_.past_lengths.at<int64_t>(b);
     }
     return pair.query;
+  }
+
+  static void check_mask(const Tensor& given, const char* name, DType dtype, const Dims& shape) {
+    require(given.defined() && given.dtype() == dtype && given.shape() == shape,
+            "{}: {} given, a tensor of {} and shape {} is needed", name,
+            given.defined() ? fmt::format("{} {}", name_of(given.dtype()), given.shape())
+                            : "nothing",
+            name_of(dtype), shape);
   }
 
   static Tensor table(const Tensor& given, const char* name, const Dims& shape) {

@@ -8,13 +8,17 @@ namespace foci::ops {
 
 template <class T>
 Var<T> checkpoint(Tape<T>& tape, const Block<T>& block, const std::vector<Var<T>>& inputs) {
+  require(block != nullptr, "checkpoint: the block is an empty function");
+  for (const Var<T>& x : inputs) tape.check_if_given(x, "checkpoint: an input");
   if (!tape.recording()) return block(tape, inputs);
   std::vector<Var<T>> constants;
   constants.reserve(inputs.size());
   for (const Var<T>& x : inputs) constants.emplace_back(x.value());
   Tape<T> off(false);
   // Parameters that the block uses want gradients, whatever its inputs do.
-  Var<T> out = tape.result(block(off, constants).value(), true);
+  const Var<T> first = block(off, constants);
+  require(first.defined(), "checkpoint: the block gave no value");
+  Var<T> out = tape.result(first.value(), true);
   tape.record({out}, [block, inputs, self = out.slot()] {
     Tape<T> again;
     std::vector<Var<T>> leaves;

@@ -40,6 +40,7 @@ void cross_entropy(int64_t rows, int64_t classes, const double* logits, const in
 template <class T>
 Var<T> softmax_cross_entropy(Tape<T>& tape, const Var<T>& logits, std::vector<int64_t> labels,
                              double smoothing, Tensor* row_losses) {
+  tape.check(logits, "softmax_cross_entropy: logits");
   require(logits.rank() == 2 && logits.dim(1) > 0 &&
               logits.dim(0) == static_cast<int64_t>(labels.size()),
           "softmax_cross_entropy: logits of shape {} with {} labels; [rows, classes] is right",

@@ -40,6 +40,7 @@ Tensor dropped(const Tensor& x, uint32_t threshold, uint64_t seed, uint64_t stre
 
 template <class T>
 Var<T> dropout(Tape<T>& tape, const Var<T>& x, double p, uint64_t seed, uint64_t stream) {
+  tape.check(x, "dropout: x");
   const uint32_t threshold = dropout_threshold(p);
   if (threshold == 0) return x;
   const ProfileScope timed(Operator::dropout, Pass::forward);

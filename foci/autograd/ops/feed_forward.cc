@@ -9,9 +9,14 @@
 namespace foci::ops {
 namespace {
 
+// The value as kernels read it; undefined where there is none.
 template <class T>
-const T* data_of(const Var<T>& v) {
-  return v.defined() ? v.value().template data<T>() : nullptr;
+Tensor dense(const Var<T>& v) {
+  return v.defined() ? v.value().contiguous() : Tensor();
+}
+template <class T>
+T* data_of(const Tensor& t) {
+  return t.defined() ? t.data<T>() : nullptr;
 }
 
 }  // namespace
@@ -20,6 +25,12 @@ template <class T>
 Var<T> feed_forward(Tape<T>& tape, const Var<T>& x, const Var<T>& w1, const Var<T>& bias1,
                     Activation activation, const Var<T>& w2, const Var<T>& bias2,
                     const Var<T>& residual) {
+  tape.check(x, "feed_forward: x");
+  tape.check(w1, "feed_forward: w1");
+  tape.check_if_given(bias1, "feed_forward: bias1");
+  tape.check(w2, "feed_forward: w2");
+  tape.check_if_given(bias2, "feed_forward: bias2");
+  tape.check_if_given(residual, "feed_forward: residual");
   require(w1.rank() == 2 && w2.rank() == 2 && w2.dim(1) == w1.dim(0),
           "feed_forward: weights of shapes {} and {}; [hidden, inputs] and [outputs, hidden] are "
           "right",
@@ -47,29 +58,27 @@ Var<T> feed_forward(Tape<T>& tape, const Var<T>& x, const Var<T>& w1, const Var<
   if (out.needs_grad() && activation == Activation::gelu) {
     slope = Tensor::empty({rows.count, hidden}, dtype_v<T>);
   }
-  linear_forward<T>(rows, hidden, data_of(w1), data_of(bias1), activation, h.hold.data<T>(),
-                    slope.defined() ? slope.data<T>() : nullptr, nullptr);
-  const Tensor added = residual.defined() ? residual.value().contiguous() : Tensor();
-  linear_forward<T>(h, outputs, data_of(w2), data_of(bias2), Activation::none, y.data<T>(), nullptr,
-                    added.defined() ? added.data<T>() : nullptr);
+  const Tensor weight1 = dense(w1), weight2 = dense(w2);
+  linear_forward<T>(rows, hidden, weight1.data<T>(), data_of<T>(dense(bias1)), activation,
+                    h.hold.data<T>(), data_of<T>(slope), nullptr);
+  const Tensor added = dense(residual);
+  linear_forward<T>(h, outputs, weight2.data<T>(), data_of<T>(dense(bias2)), Activation::none,
+                    y.data<T>(), nullptr, data_of<T>(added));
   if (!out.needs_grad()) return out;
 
-  tape.record({out}, [rows, h, slope, activation, weight1 = w1.value(), weight2 = w2.value(),
+  tape.record({out}, [rows, h, slope, activation, weight1, weight2,
                       in = x.slot(), dw1 = w1.slot(), db1 = bias1.slot(), dw2 = w2.slot(),
                       db2 = bias2.slot(), dresidual = residual.slot(), self = out.slot(), inputs,
                       hidden, outputs, flops] {
     const ProfileScope back(Operator::linear, Pass::backward, 2 * flops);
     const auto weights = [](const Rows& from, int64_t width, const T* g, const auto& dw,
                             const auto& db) {
-      if (!dw && !db) return;
-      Tensor grad = dw ? dw->buffer() : Tensor::empty({width, from.width}, dtype_v<T>);
-      linear_backward_weight<T>(from, width, g, grad.template data<T>(),
-                                db ? db->buffer().template data<T>() : nullptr);
+      add_weight_gradients<T>(from, width, g, dw, db);
     };
     const T* const dy = self->grad.template data<T>();
     weights(h, outputs, dy, dw2, db2);
     Tensor dh = Tensor::empty(h.hold.shape(), dtype_v<T>);
-    linear_backward_input<T>(rows.count, hidden, outputs, dy, weight2.template data<T>(),
+    linear_backward_input<T>(rows.count, hidden, outputs, dy, weight2.data<T>(),
                              slope.defined() ? slope.data<T>() : nullptr, nullptr, dh.data<T>());
     if (activation == Activation::relu) {
       activation_backward<T>(activation, dh.numel(), h.hold.data<T>(), dh.data<T>(), dh.data<T>());
@@ -78,7 +87,7 @@ Var<T> feed_forward(Tape<T>& tape, const Var<T>& x, const Var<T>& w1, const Var<
     if (in) {
       in->add_by([&](const T* so_far, T* sum) {
         linear_backward_input<T>(rows.count, inputs, hidden, dh.data<T>(),
-                                 weight1.template data<T>(), nullptr, so_far, sum);
+                                 weight1.data<T>(), nullptr, so_far, sum);
       });
     }
     if (dresidual) dresidual->add(self->grad, false);

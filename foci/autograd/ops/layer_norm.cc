@@ -65,6 +65,12 @@ template <class T>
 Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var<T>& beta,
                   double eps) {
   const ProfileScope timed(Operator::layer_norm, Pass::forward);
+  tape.check(x, "layer_norm: x");
+  tape.check(gamma, "layer_norm: gamma");
+  tape.check(beta, "layer_norm: beta");
+  require(x.rank() >= 1, "layer_norm: a value of rank 0 has no rows");
+  require(std::isfinite(static_cast<T>(eps)) && eps >= 0,
+          "layer_norm: eps {} given, a finite number >= 0 is right", eps);
   const Tensor in = x.value().contiguous();
   const int64_t c = in.dim(-1);
   require(c > 0 && gamma.shape() == Dims{c} && beta.shape() == Dims{c},
@@ -73,25 +79,30 @@ Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var
   const int64_t rows = in.numel() / c;
   Tensor y = Tensor::empty(in.shape(), dtype_v<T>);
   Tensor mean = Tensor::empty({rows}, dtype_v<T>), rstd = Tensor::empty({rows}, dtype_v<T>);
-  forward(rows, c, in.data<T>(), gamma.value().template data<T>(), beta.value().template data<T>(),
-          eps, y.data<T>(), mean.data<T>(), rstd.data<T>());
+  const Tensor g = gamma.value().contiguous(), b = beta.value().contiguous();
+  forward(rows, c, in.data<T>(), g.data<T>(), b.data<T>(), eps, y.data<T>(), mean.data<T>(),
+          rstd.data<T>());
   Var<T> out = tape.result(y, {&x, &gamma, &beta});
   if (!out.needs_grad()) return out;
-  tape.record({out}, [in, mean, rstd, rows, c, g = gamma.value(), dx_slot = x.slot(),
+  tape.record({out}, [in, mean, rstd, rows, c, g, dx_slot = x.slot(),
                       dgamma = gamma.slot(), dbeta = beta.slot(), self = out.slot()] {
     const ProfileScope back(Operator::layer_norm, Pass::backward);
-    Tensor dg = dgamma ? dgamma->buffer() : Tensor::zeros({c}, dtype_v<T>);
-    Tensor db = dbeta ? dbeta->buffer() : Tensor::zeros({c}, dtype_v<T>);
-    const auto write = [&](const T* so_far, T* sum) {
-      backward(rows, c, in.data<T>(), g.template data<T>(), mean.data<T>(), rstd.data<T>(),
-               self->grad.template data<T>(), so_far, sum, dg.data<T>(), db.data<T>());
+    const auto onto = [c](const auto& slot, const std::function<void(T*)>& add_to) {
+      if (slot) return slot->add_onto(add_to);
+      const Tensor unread = Tensor::zeros({c}, dtype_v<T>);
+      add_to(unread.data<T>());
     };
-    if (dx_slot) {
-      dx_slot->add_by(write);
-    } else {
-      const Tensor unread = Tensor::empty(in.shape(), dtype_v<T>);
-      write(nullptr, unread.data<T>());
-    }
+    onto(dgamma, [&](T* dg) {
+      onto(dbeta, [&](T* db) {
+        const auto write = [&](const T* so_far, T* sum) {
+          backward(rows, c, in.data<T>(), g.data<T>(), mean.data<T>(), rstd.data<T>(),
+                   self->grad.template data<T>(), so_far, sum, dg, db);
+        };
+        if (dx_slot) return dx_slot->add_by(write);
+        const Tensor unread = Tensor::empty(in.shape(), dtype_v<T>);
+        write(nullptr, unread.data<T>());
+      });
+    });
   });
   return out;
 }

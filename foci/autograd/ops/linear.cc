@@ -12,6 +12,10 @@ namespace foci::ops {
 template <class T>
 Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bias,
               Activation activation, const Var<T>& residual) {
+  tape.check(x, "linear: x");
+  tape.check(w, "linear: w");
+  tape.check_if_given(bias, "linear: bias");
+  tape.check_if_given(residual, "linear: residual");
   require(w.rank() == 2, "linear: the weight is [outputs, inputs], got {}", w.shape());
   const int64_t outputs = w.dim(0), inputs = w.dim(1);
   const Rows rows = rows_of(x.value(), "linear");
@@ -35,14 +39,16 @@ Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bia
     saved = Tensor::empty(shape, dtype_v<T>);
   }
   const Tensor added = residual.defined() ? residual.value().contiguous() : Tensor();
-  linear_forward<T>(rows, outputs, w.value().template data<T>(),
-                    bias.defined() ? bias.value().template data<T>() : nullptr, activation,
-                    y.data<T>(), saved.defined() ? saved.data<T>() : nullptr,
+  const Tensor weight = w.value().contiguous();
+  const Tensor offset = bias.defined() ? bias.value().contiguous() : Tensor();
+  linear_forward<T>(rows, outputs, weight.data<T>(),
+                    offset.defined() ? offset.data<T>() : nullptr, activation, y.data<T>(),
+                    saved.defined() ? saved.data<T>() : nullptr,
                     added.defined() ? added.data<T>() : nullptr);
   if (!out.needs_grad()) return out;
   if (activation == Activation::relu) saved = y;
 
-  tape.record({out}, [rows, saved, activation, weight = w.value(), in = x.slot(), dw = w.slot(),
+  tape.record({out}, [rows, saved, activation, weight, in = x.slot(), dw = w.slot(),
                       db = bias.slot(), dresidual = residual.slot(), self = out.slot(), outputs,
                       inputs, flops] {
     const ProfileScope back(Operator::linear, Pass::backward,
@@ -54,15 +60,11 @@ Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bia
       activation_backward<T>(activation, g.numel(), saved.data<T>(), self->grad.template data<T>(),
                              g.data<T>());
     }
-    if (dw || db) {
-      Tensor grad_w = dw ? dw->buffer() : Tensor::empty({outputs, inputs}, dtype_v<T>);
-      linear_backward_weight<T>(rows, outputs, g.data<T>(), grad_w.data<T>(),
-                                db ? db->buffer().template data<T>() : nullptr);
-    }
+    add_weight_gradients<T>(rows, outputs, g.data<T>(), dw, db);
     if (in) {
       in->add_by([&](const T* so_far, T* sum) {
         linear_backward_input<T>(rows.count, inputs, outputs, g.data<T>(),
-                                 weight.template data<T>(), nullptr, so_far, sum);
+                                 weight.data<T>(), nullptr, so_far, sum);
       });
     }
     if (dresidual) dresidual->add(self->grad, false);

@@ -123,4 +123,29 @@ void linear_backward_weight(const Rows& x, int64_t outputs, const double* g, dou
   }
 }
 
+template <class T>
+void add_weight_gradients(const Rows& x, int64_t outputs, const T* g,
+                          const std::shared_ptr<detail::GradSlot<T>>& dw,
+                          const std::shared_ptr<detail::GradSlot<T>>& db) {
+  if (!dw && !db) return;
+  const auto weight = [&](T* bias_sum) {
+    if (!dw) {
+      const Tensor unread = Tensor::empty({outputs, x.width}, dtype_v<T>);
+      linear_backward_weight<T>(x, outputs, g, unread.data<T>(), bias_sum);
+      return;
+    }
+    dw->add_onto([&](T* sum) { linear_backward_weight<T>(x, outputs, g, sum, bias_sum); });
+  };
+  if (!db) return weight(nullptr);
+  db->add_onto(weight);
+}
+
+#define FOCI_INSTANTIATE(T)                                                            \
+  template void add_weight_gradients(const Rows&, int64_t, const T*,                   \
+                                     const std::shared_ptr<detail::GradSlot<T>>&,      \
+                                     const std::shared_ptr<detail::GradSlot<T>>&);
+FOCI_INSTANTIATE(float)
+FOCI_INSTANTIATE(double)
+#undef FOCI_INSTANTIATE
+
 }  // namespace foci::ops

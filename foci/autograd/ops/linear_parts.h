@@ -27,5 +27,10 @@ void linear_backward_input(int64_t rows, int64_t inputs, int64_t outputs, const 
 // dw [O, I] += gᵀ x; db [O] += Σ_rows g, where not null.
 template <class T>
 void linear_backward_weight(const Rows& x, int64_t outputs, const T* g, T* dw, T* db);
+// The same into the places of gradients, of which either may be null.
+template <class T>
+void add_weight_gradients(const Rows& x, int64_t outputs, const T* g,
+                          const std::shared_ptr<detail::GradSlot<T>>& dw,
+                          const std::shared_ptr<detail::GradSlot<T>>& db);
 
 }  // namespace foci::ops

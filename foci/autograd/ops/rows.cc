@@ -3,6 +3,7 @@
 // Backward scatters: the gradient of a table row is the sum, in output order, of the gradients of
 // the rows that it went into.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 
@@ -31,6 +32,7 @@ void for_row_blocks(int64_t rows, const std::function<void(int64_t)>& row_task) 
 template <class T>
 Var<T> gather_rows(Tape<T>& tape, const Var<T>& table, std::vector<int64_t> rows) {
   const ProfileScope timed(Operator::rows, Pass::forward);
+  tape.check(table, "gather_rows: table");
   check_table(table.shape(), "gather_rows");
   const int64_t have = table.dim(0), c = table.dim(1);
   for (int64_t r : rows) {
@@ -63,6 +65,7 @@ Var<T> gather_rows(Tape<T>& tape, const Var<T>& table, std::vector<int64_t> rows
 template <class T>
 Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix) {
   const ProfileScope timed(Operator::rows, Pass::forward);
+  tape.check(table, "mix_rows: table");
   check_table(table.shape(), "mix_rows");
   const int64_t have = table.dim(0), c = table.dim(1);
   const auto taps = static_cast<int64_t>(mix.row.size());
@@ -72,6 +75,9 @@ Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix) {
           mix.begin.empty() ? -1 : mix.begin.front(), mix.begin.empty() ? -1 : mix.begin.back());
   for (int64_t r : mix.row) {
     require(r >= 0 && r < have, "mix_rows: row {} of a table of {} rows", r, have);
+  }
+  for (double w : mix.weight) {
+    require(std::isfinite(w), "mix_rows: a weight of {} given, finite ones are right", w);
   }
   const auto n = static_cast<int64_t>(mix.begin.size()) - 1;
   for (int64_t r = 0; r < n; ++r) {
@@ -110,6 +116,7 @@ Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix) {
 template <class T>
 Var<T> segment_mean(Tape<T>& tape, const Var<T>& x, std::vector<int64_t> offsets) {
   const ProfileScope timed(Operator::rows, Pass::forward);
+  tape.check(x, "segment_mean: x");
   check_table(x.shape(), "segment_mean");
   require(!offsets.empty() && offsets.front() == 0 && offsets.back() == x.dim(0),
           "segment_mean: {} offsets for {} rows; they go from 0 to the number of rows",

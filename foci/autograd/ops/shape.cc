@@ -6,11 +6,13 @@ namespace foci::ops {
 
 template <class T>
 Var<T> slice(Tape<T>& tape, const Var<T>& x, int dim, int64_t begin, int64_t end) {
+  tape.check(x, "slice: x");
   return tape.view(x, [dim, begin, end](const Tensor& t) { return t.slice(dim, begin, end); });
 }
 
 template <class T>
 Var<T> reshape(Tape<T>& tape, const Var<T>& x, const Dims& shape) {
+  tape.check(x, "reshape: x");
   if (x.value().is_contiguous()) {
     const Dims to = x.value().reshape(shape).shape();
     return tape.view(
@@ -27,6 +29,7 @@ Var<T> reshape(Tape<T>& tape, const Var<T>& x, const Dims& shape) {
 template <class T>
 Var<T> concat(Tape<T>& tape, const std::vector<Var<T>>& parts, int dim) {
   require(!parts.empty(), "concat: nothing to join");
+  for (const Var<T>& p : parts) tape.check(p, "concat: a part");
   const int rank = parts[0].rank();
   const int d = dim < 0 ? dim + rank : dim;
   require(d >= 0 && d < rank, "concat: dimension {} of rank {}", dim, rank);
