@@ -137,6 +137,13 @@ void check_shape(const AttentionSpec& spec, const AttentionShape& s) {
 }
 
 AttentionShape shape_of(const AttentionInputs& in) {
+  const auto check = [](const Tensor& t, const char* name, const char* letters) {
+    require(t.defined(), "{}: no tensor was given", name);
+    require(t.rank() == 4, "{}: shape {} arrived, {} is right", name, t.shape(), letters);
+  };
+  check(in.q, "q", "[B, H, N, D]");
+  check(in.k, "k", "[B, Hk, M, D]");
+  check(in.v, "v", "[B, Hk, M, Dv]");
   return {.B = in.q.dim(0),
           .H = in.q.dim(1),
           .Hk = in.k.dim(1),

@@ -170,6 +170,7 @@ RotaryAngles rotary_table(int64_t positions, int64_t width, double base, double 
   RotaryAngles a;
   a.cosine = Tensor::empty({positions, half});
   a.sine = Tensor::empty({positions, half});
+  if (positions == 0) return a;
   std::vector<double> rate(half);
   for (int64_t r = 0; r < half; ++r) {
     rate[r] = std::pow(base, -2 * static_cast<double>(r) / static_cast<double>(width));

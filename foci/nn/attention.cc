@@ -1,6 +1,8 @@
 // Multi-head attention: projections around the operator, masks and dropout of the call, observers.
 #include "foci/nn/attention.h"
 
+#include <algorithm>
+
 #include "foci/nn/observe.h"
 
 namespace foci::nn {
@@ -46,6 +48,7 @@ AttentionConfig resolved(AttentionConfig c) {
   if (c.value_size == 0) c.value_size = c.head_size;
   require(c.head_size >= 1 && c.value_size >= 1, "attention head_size {} and value_size {}",
           c.head_size, c.value_size);
+  (void)Dims{c.heads, std::max(c.head_size, c.value_size)}.product();  // refuses what overflows
   validate(c.spec);
   return c;
 }
@@ -101,6 +104,10 @@ template <class T>
 Var<T> MultiHeadAttention<T>::forward(Context<T>& context, const Var<T>& queries,
                                       const Var<T>& keys, const Var<T>& values,
                                       const AttentionInputs& masks, const Var<T>& residual) {
+  context.tape.check(queries, "attention: queries");
+  context.tape.check(keys, "attention: keys");
+  context.tape.check(values, "attention: values");
+  context.tape.check_if_given(residual, "attention: residual");
   const int rank = queries.rank();
   require(rank == 2 || rank == 3,
           "attention: input of shape {}; [batch, tokens, channels] or packed [tokens, channels]",
@@ -108,6 +115,13 @@ Var<T> MultiHeadAttention<T>::forward(Context<T>& context, const Var<T>& queries
   require(keys.rank() == rank && values.rank() == rank,
           "attention: queries {}, keys {}, values {}; all packed, or none", queries.shape(),
           keys.shape(), values.shape());
+  require(queries.dim(-1) == config_.channels,
+          "attention: queries of shape {}, {} channels are right", queries.shape(),
+          config_.channels);
+  for (const auto& [name, x] : {std::pair{"keys", &keys}, std::pair{"values", &values}}) {
+    require(x->dim(-1) == config_.kv_channels, "attention: {} of shape {}, {} channels are right",
+            name, x->shape(), config_.kv_channels);
+  }
   // Packed tokens are one batch; segments keep its members apart.
   const auto batched = [&](const Var<T>& x) {
     return rank == 3 ? x : ops::reshape(context.tape, x, {1, x.dim(0), x.dim(1)});

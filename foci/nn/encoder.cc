@@ -1,11 +1,36 @@
 // Encoder layers, pre-LN and post-LN, and their stack.
 #include "foci/nn/encoder.h"
 
+#include <cmath>
+
 namespace foci::nn {
+namespace {
+
+const EncoderConfig& checked(const EncoderConfig& config) {
+  validate(config);
+  return config;
+}
+
+}  // namespace
+
+void validate(const EncoderConfig& c) {
+  require(c.attention.channels >= 1, "encoder attention.channels: {} given, at least 1 is needed",
+          c.attention.channels);
+  require(c.layers >= 0, "encoder layers: {} given, a number >= 0 is right", c.layers);
+  require(c.feed_forward >= 1, "encoder feed_forward: {} given, at least 1 is needed",
+          c.feed_forward);
+  require(c.dropout >= 0 && c.dropout < 1, "encoder dropout: {} given, it lies in [0, 1)",
+          c.dropout);
+  require(std::isfinite(c.eps) && c.eps >= 0,
+          "encoder eps: {} given, a finite number >= 0 is right", c.eps);
+  require(c.attention.kv_channels == 0 || c.attention.kv_channels == c.attention.channels,
+          "encoder attention.kv_channels: {} given, an encoder attends to its own {} channels",
+          c.attention.kv_channels, c.attention.channels);
+}
 
 template <class T>
 EncoderLayer<T>::EncoderLayer(const EncoderConfig& config)
-    : pre_norm_(config.pre_norm),
+    : pre_norm_(checked(config).pre_norm),
       dropout_(config.dropout),
       activation_(config.activation),
       norm1(config.attention.channels, config.eps),
@@ -67,6 +92,12 @@ Var<T> EncoderLayer<T>::forward_rows(Context<T>& context, const Var<T>& x,
           "encoder rows: input of shape {} {} segments; packed [tokens, channels] with segments is "
           "right",
           x.shape(), masks.q_segments.defined() ? "with" : "without");
+  require(masks.q_segments.dtype() == DType::i32 && masks.q_segments.numel() == x.dim(0),
+          "encoder rows: q_segments of {} and shape {} for {} tokens; int32 [1, {}] is right",
+          name_of(masks.q_segments.dtype()), masks.q_segments.shape(), x.dim(0), x.dim(0));
+  for (int64_t r : rows) {
+    require(r >= 0 && r < x.dim(0), "encoder rows: {} given, there are {} tokens", r, x.dim(0));
+  }
   AttentionInputs own;
   own.k_segments = masks.k_segments;
   own.q_segments = Tensor::empty({1, static_cast<int64_t>(rows.size())}, DType::i32);
@@ -112,7 +143,7 @@ Var<T> EncoderLayer<T>::forward_checkpointed(Context<T>& context, const Var<T>& 
 
 template <class T>
 Encoder<T>::Encoder(const EncoderConfig& config) : checkpoint(config.checkpoint) {
-  require(config.layers >= 0, "encoder layers: {} given", config.layers);
+  validate(config);
   for (int64_t i = 0; i < config.layers; ++i) {
     layers.push_back(std::make_unique<EncoderLayer<T>>(config));
     this->add_module("layer." + std::to_string(i), *layers.back());

@@ -22,6 +22,10 @@ struct EncoderConfig {
   bool checkpoint = false;  // see Encoder::checkpoint
 };
 
+// Throws ArgumentError naming the field that makes no sense; its attention is MultiHeadAttention's to
+// check.
+FOCI_API void validate(const EncoderConfig& config);
+
 template <class T>
 class FOCI_API EncoderLayer : public Module<T> {
  public:
@@ -31,7 +35,7 @@ class FOCI_API EncoderLayer : public Module<T> {
   // The same with nothing but x kept for the way back (ops::checkpoint).
   Var<T> forward_checkpointed(Context<T>& context, const Var<T>& x, const AttentionInputs& masks);
   // The result in some rows of packed x [tokens, C] alone, [rows, C]: all tokens are attended to,
-  // but nothing else is computed for the others. Masks are segments.
+  // but nothing else is computed for the others. Masks are segments. Rows lie in [0, tokens).
   Var<T> forward_rows(Context<T>& context, const Var<T>& x, const AttentionInputs& masks,
                       const std::vector<int64_t>& rows);
   // Whether that may stand for the rows of forward's result: attention depends on no positions (by

@@ -11,7 +11,7 @@ namespace foci::nn {
 using ops::Activation;
 
 // y = act(x wᵀ + b). weight [outputs, inputs] starts as Xavier normal (Glorot & Bengio 2010), bias
-// [outputs] as 0.
+// [outputs] as 0; see Module for the seed.
 template <class T>
 class FOCI_API Linear : public Module<T> {
  public:

@@ -21,8 +21,10 @@ namespace foci::nn {
 class Observer;
 
 // While one lives, modules made on its thread declare their parameters without memory of their own:
-// a model then costs no more than its shapes. load_parameters() gives them memory, once the file is
-// known to hold such tensors, so sizes from an untrusted file cannot exhaust memory.
+// a model then costs no more than its shapes, and no initial values are drawn in vain.
+// load_parameters() gives them memory, once the file is known to hold such tensors, so sizes from
+// an untrusted file cannot exhaust memory; reset() and copy_parameters() do so too. A forward pass
+// before is refused.
 class FOCI_API ShapesOnly {
  public:
   ShapesOnly();
@@ -47,6 +49,12 @@ struct Context {
   uint64_t next_stream() { return ++streams; }
 };
 
+// What random initial values are drawn from where nobody called reset().
+inline constexpr uint64_t kDefaultSeed = 0;
+
+// Modules can be used as they are made: those with random initial values draw them at once, from
+// kDefaultSeed and the number of such modules that the thread has made before. reset(seed) draws
+// anew from a seed of the caller's, whatever was made before.
 template <class T>
 class FOCI_API Module {
  public:
@@ -57,7 +65,7 @@ class FOCI_API Module {
 
   const std::string& path() const { return path_; }
   // Every parameter of this module and those below it, in the order they were declared, named by
-  // path from here.
+  // path from here. One that is reached in several ways is there once.
   std::vector<Parameter<T>*> parameters();
   // Number of trained values.
   int64_t parameter_count();
@@ -67,14 +75,23 @@ class FOCI_API Module {
   void reset(uint64_t seed);
 
  protected:
-  // Declares a parameter of this module, and the number it is filled with at first.
+  // Declares a parameter of this module, and the number it is filled with at first. Names of a
+  // module are not empty and differ; throws ArgumentError otherwise, and for a parameter declared
+  // before.
   void add_parameter(const char* name, Parameter<T>& p, const Dims& shape, bool decay,
                      double start = 0);
+  // Likewise with normal numbers of mean 0 and this deviation.
+  void add_normal_parameter(const char* name, Parameter<T>& p, const Dims& shape, bool decay,
+                            double deviation);
+  // Throws ArgumentError also for this module itself and for one that it is a part of.
   void add_module(const std::string& name, Module& child);
   // Sets this module's own parameters (not those of its children).
   virtual void reset_own(Rng&) {}
 
  private:
+  void declare(const char* name, Parameter<T>& p, bool decay);
+  void check_name(const std::string& name) const;
+  bool holds(const Module& other) const;
   void collect(std::vector<Parameter<T>*>& into);
   void reset_all(Rng& rng);
 

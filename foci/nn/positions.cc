@@ -32,7 +32,7 @@ Between between(int64_t i, int64_t n, int64_t native) {
 }  // namespace
 
 Tensor sinusoidal_table(int64_t length, int64_t width, double base) {
-  require(length >= 0 && width >= 0 && base > 0, "sinusoidal_table: length {}, width {}, base {}",
+  require(length >= 0 && width >= 0 && base > 0 && std::isfinite(base), "sinusoidal_table: length {}, width {}, base {}",
           length, width, base);
   Tensor t = Tensor::empty({length, width});
   for (int64_t p = 0; p < length; ++p) {
@@ -42,9 +42,9 @@ Tensor sinusoidal_table(int64_t length, int64_t width, double base) {
 }
 
 Tensor sinusoidal_grid(int64_t rows, int64_t cols, int64_t width, double base) {
-  require(rows >= 0 && cols >= 0 && width >= 0 && base > 0,
+  require(rows >= 0 && cols >= 0 && width >= 0 && base > 0 && std::isfinite(base),
           "sinusoidal_grid: {} × {} cells, width {}, base {}", rows, cols, width, base);
-  Tensor t = Tensor::empty({rows * cols, width});
+  Tensor t = Tensor::empty({Dims{rows, cols}.product(), width});
   const int64_t half = (width + 1) / 2;
   float* row = t.data<float>();
   for (int64_t y = 0; y < rows; ++y) {
@@ -68,6 +68,7 @@ Var<T> LearnedPositions<T>::forward(Context<T>& context, std::vector<int64_t> po
 
 void append_grid_mix(int64_t rows, int64_t cols, int64_t native_rows, int64_t native_cols,
                      ops::RowMix& mix) {
+  (void)Dims{rows, cols}.product();  // refuses what overflows
   require(rows >= 0 && cols >= 0 && native_rows >= 1 && native_cols >= 1,
           "positions: a grid of {} × {} from a table of {} × {}", rows, cols, native_rows,
           native_cols);
@@ -92,7 +93,9 @@ void append_grid_mix(int64_t rows, int64_t cols, int64_t native_rows, int64_t na
 
 template <class T>
 GridPositions<T>::GridPositions(int64_t native_rows, int64_t native_cols, int64_t channels)
-    : rows_(native_rows), cols_(native_cols), table(native_rows * native_cols, channels) {
+    : rows_(native_rows),
+      cols_(native_cols),
+      table(Dims{native_rows, native_cols}.product(), channels) {
   this->add_module("position_embeddings", table);
 }
 

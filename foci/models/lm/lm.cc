@@ -2,12 +2,17 @@
 #include "foci/models/lm/lm.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace foci {
 namespace {
 
-nn::EncoderConfig encoder_config(const LmConfig& c) {
+const LmConfig& checked(const LmConfig& c) {
   validate(c);
+  return c;
+}
+
+nn::EncoderConfig encoder_config(const LmConfig& c) {
   nn::EncoderConfig e;
   e.attention.channels = c.width;
   e.attention.heads = c.heads;
@@ -34,13 +39,14 @@ void validate(const LmConfig& c) {
   positive("feed_forward", c.feed_forward);
   require(c.width % c.heads == 0, "lm heads: {} do not divide a width of {}", c.heads, c.width);
   require(c.dropout >= 0 && c.dropout < 1, "lm dropout: {} given, it lies in [0, 1)", c.dropout);
-  require(c.eps > 0, "lm eps: {} given, it must be above 0", c.eps);
+  require(c.eps > 0 && std::isfinite(c.eps), "lm eps: {} given, a finite number above 0 is right",
+          c.eps);
   validate(c.attention);
 }
 
 template <class T>
 Lm<T>::Lm(const LmConfig& config)
-    : config_(config),
+    : config_(checked(config)),
       tokens(config.vocabulary, config.width),
       positions(config.max_length, config.width),
       encoder(encoder_config(config)) {
@@ -69,6 +75,10 @@ Var<T> Lm<T>::forward(nn::Context<T>& context, const std::vector<int64_t>& ids,
   require(places.size() == ids.size(), "lm: {} tokens arrived, the lengths add up to {}",
           ids.size(), places.size());
   require(count >= 1, "lm: no tokens");
+  for (size_t i = 0; i < ids.size(); ++i) {
+    require(ids[i] >= 0 && ids[i] < config_.vocabulary,
+            "lm: ids[{}] is {}, the vocabulary is [0, {})", i, ids[i], config_.vocabulary);
+  }
   Var<T> x =
       ops::add(tape, tokens.forward(context, ids), positions.forward(context, std::move(places)));
   x = nn::dropout(context, x, config_.dropout);

@@ -137,7 +137,8 @@ void validate(const VitConfig& c) {
   require(c.width % c.heads == 0, "vit heads: {} do not divide the width {}", c.heads, c.width);
   require(!c.classes.empty(), "vit classes: at least one is needed");
   require(c.dropout >= 0 && c.dropout < 1, "vit dropout: {} given, it lies in [0, 1)", c.dropout);
-  require(c.eps > 0, "vit eps: {} given, it must be above 0", c.eps);
+  require(c.eps > 0 && std::isfinite(c.eps), "vit eps: {} given, a finite number above 0 is right",
+          c.eps);
   require(c.deviation > 0 && std::isfinite(c.mean) && std::isfinite(c.deviation),
           "vit: pictures of mean {} and deviation {}", c.mean, c.deviation);
   validate(c.attention);

@@ -10,8 +10,12 @@ namespace {
 constexpr const char* kEveryLayer = "encoder.layer.*.attention";
 constexpr const char* kPooler = "pooler";
 
-nn::EncoderConfig encoder_config(const VitConfig& c) {
+const VitConfig& checked(const VitConfig& c) {
   validate(c);
+  return c;
+}
+
+nn::EncoderConfig encoder_config(const VitConfig& c) {
   nn::EncoderConfig e;
   e.attention.channels = c.width;
   e.attention.heads = c.heads;
@@ -71,11 +75,16 @@ struct Vit<T>::Packed {
   // `extra` tokens stand before each picture's patches.
   Packed(const Tensor& patches, const std::vector<PatchGrid>& grids, int64_t extra,
          int64_t patch_values) {
+    require(patches.defined(), "vit: no patches were given");
     require(patches.rank() == 2 && patches.dim(1) == patch_values,
             "vit: patches of shape {}; [patches, {}] is right", patches.shape(), patch_values);
+    require(!grids.empty(), "vit: no pictures, the list of grids is empty");
     offsets.push_back(0);
     for (const auto& [rows, cols] : grids) {
       require(rows >= 1 && cols >= 1, "vit: a grid of {} × {} patches", rows, cols);
+      // More patches than arrived are refused below; so large a number must not overflow first.
+      require(rows <= patches.dim(0) && cols <= patches.dim(0) && rows * cols <= patches.dim(0),
+              "vit: a grid of {} × {} patches, {} patches arrived", rows, cols, patches.dim(0));
       offsets.push_back(offsets.back() + rows * cols + extra);
     }
     const auto pictures = static_cast<int64_t>(grids.size());
@@ -94,7 +103,7 @@ struct Vit<T>::Packed {
 
 template <class T>
 Vit<T>::Vit(const VitConfig& config)
-    : config_(config),
+    : config_(checked(config)),
       embedding(config.patch_values(), config.width),
       positions(config.position_rows, config.position_cols, config.width),
       encoder(encoder_config(config)),
@@ -215,6 +224,13 @@ typename Vit<T>::Look Vit<T>::look(const Tensor& patches, const std::vector<Patc
 
 template <class T>
 Tensor Vit<T>::weights(const Tensor& patches, const PatchGrid& grid, int64_t token_index) {
+  require(patches.defined() && patches.rank() == 2,
+          "vit: patches of shape {}; [patches, {}] is right",
+          patches.defined() ? patches.shape().str() : "none", config_.patch_values());
+  require(grid.first >= 1 && grid.second >= 1 && grid.first <= patches.dim(0) &&
+              grid.second <= patches.dim(0),
+          "vit: a grid of {} × {} patches, {} patches arrived", grid.first, grid.second,
+          patches.dim(0));
   const int64_t tokens =
       grid.first * grid.second + (config_.pooling == Pooling::class_token ? 1 : 0);
   require(token_index >= 0 && token_index < tokens, "vit: token {} of {}", token_index, tokens);
