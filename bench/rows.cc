@@ -11,7 +11,7 @@
 
 #include "foci/core/error.h"
 #include "foci/core/threads.h"
-#include "foci/spec/json.h"
+#include "foci/spec/json_value.h"
 
 namespace foci::bench {
 namespace {

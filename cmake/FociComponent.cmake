@@ -18,7 +18,8 @@ endfunction()
 # does not compile, whatever happens to lie beside it in the tree.
 #
 # HEADERS          for the floors above, and for programs that use the installed library
-# PRIVATE_HEADERS  for this floor's .cc files and its tests; may use PRIVATE_DEPS
+# PRIVATE_HEADERS  not installed: for this floor's .cc files, its tests, and floors that know what they
+#                  hold; may use PRIVATE_DEPS and PRIVATE_LIBS. A header that says "private" is one
 # DEPS             floors whose headers this floor's own headers use
 # PRIVATE_DEPS     floors used only inside .cc files and private headers
 # LIBS             outside libraries (public)

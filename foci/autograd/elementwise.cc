@@ -56,7 +56,8 @@ void for_rows(const Tensor& to, const Tensor& from, const F& row) {
 
 template <class T>
 void add_into(const Tensor& into, const Tensor& g) {
-  require(into.defined() && g.defined(), "add_into: {} is undefined", into.defined() ? "g" : "into");
+  require(into.defined() && g.defined(), "add_into: {} is undefined",
+          into.defined() ? "g" : "into");
   require(into.shape() == g.shape(), "add_into: shapes {} and {}", into.shape(), g.shape());
   if (into.numel() == 0) return;
   if (into.is_contiguous() && g.is_contiguous()) {

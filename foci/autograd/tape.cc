@@ -137,10 +137,11 @@ Var<T> Tape<T>::parameter(Parameter<T>& p) {
   require(p.value.defined(), "{}: it has no value", named());
   check_type<T>(p.value, named().c_str());
   for (int d = 0; d < p.value.rank(); ++d) {
-    require(p.value.dim(d) <= 1 || p.value.stride(d) != 0,
-            "{}: it has a shape, but no values of its own yet; reset(seed) or load_parameters gives "
-            "them",
-            named());
+    require(
+        p.value.dim(d) <= 1 || p.value.stride(d) != 0,
+        "{}: it has a shape, but no values of its own yet; reset(seed) or load_parameters gives "
+        "them",
+        named());
   }
   Var<T> v(p.value);
   if (!recording_) return v;

@@ -70,8 +70,8 @@ To convert(From x) {
     return static_cast<To>(x);
   } else if constexpr (std::is_integral_v<To> && std::is_integral_v<From> &&
                        !std::is_same_v<From, bool>) {
-    return static_cast<To>(std::clamp<int64_t>(x, std::numeric_limits<To>::min(),
-                                               std::numeric_limits<To>::max()));
+    return static_cast<To>(
+        std::clamp<int64_t>(x, std::numeric_limits<To>::min(), std::numeric_limits<To>::max()));
   } else {
     return static_cast<To>(x);
   }
@@ -415,7 +415,7 @@ Tensor Tensor::to(DType dtype) const {
 }
 
 void Tensor::copy_from(const Tensor& source) const {
-  check_defined("copy_from into");
+  check_defined("copy_from");
   source.check_defined("copy_from");
   require(shape_ == source.shape_, "copy_from: shape {} into {}", source.shape_, shape_);
   if (numel_ == 0) return;

@@ -105,8 +105,8 @@ class FOCI_API Tensor {
   static Tensor from(const std::vector<T>& values, const Dims& shape) {
     return from(std::span<const T>(values), shape);
   }
-  // Wraps memory that somebody else owns (`owner` keeps it alive; may be null). Throws where data is
-  // null, a size or a stride negative, or the last element's place overflows.
+  // Wraps memory that somebody else owns (`owner` keeps it alive; may be null). Throws where data
+  // is null, a size or a stride negative, or the last element's place overflows.
   static Tensor wrap(void* data, const Dims& shape, const Dims& strides, DType dtype,
                      std::shared_ptr<void> owner = nullptr);
 

@@ -95,10 +95,6 @@ void load_parameters(const std::filesystem::path& file, Module<float>& model) {
 
 void save_training(const std::filesystem::path& file, const FlatParameters& parameters,
                    const AdamW& optimiser, const StateText& text) {
-  for (const char* own : {"format", "adamw.steps"}) {
-    require(text.count(own) == 0, "text: the key \"{}\" is one that save_training writes itself",
-            own);
-  }
   parameters.check_views();
   StateText all = text;
   all["format"] = kFormat;

@@ -22,8 +22,8 @@ struct EncoderConfig {
   bool checkpoint = false;  // see Encoder::checkpoint
 };
 
-// Throws ArgumentError naming the field that makes no sense; its attention is MultiHeadAttention's to
-// check.
+// Throws ArgumentError naming the field that makes no sense; its attention is MultiHeadAttention's
+// to check.
 FOCI_API void validate(const EncoderConfig& config);
 
 template <class T>

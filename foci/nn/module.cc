@@ -22,9 +22,9 @@ void fill_normal(const Tensor& t, double deviation, uint64_t stream) {
     const int64_t end = std::min(n, (task + 1) * kBlock);
     for (int64_t i = task * kBlock; i < end; i += 4) {
       const auto at = static_cast<uint64_t>(i / 4);
-      const auto words = philox(kDefaultSeed, {static_cast<uint32_t>(at),
-                                               static_cast<uint32_t>(at >> 32),
-                                               static_cast<uint32_t>(stream), 0x66726573u});
+      const auto words =
+          philox(kDefaultSeed, {static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32),
+                                static_cast<uint32_t>(stream), 0x66726573u});
       for (int64_t j = 0; j < std::min<int64_t>(4, end - i); ++j) {
         const int64_t pair = j / 2 * 2;
         const double u = (static_cast<double>(words[pair]) + 0.5) * 0x1p-32;

@@ -28,16 +28,16 @@ std::string named(const Parameter<float>& p, size_t i) {
 
 void check(const Parameter<float>& p, size_t i) {
   require(p.value.defined(), "{}: it has no value", named(p, i));
-  require(p.value.dtype() == DType::f32, "{}: a value of {} arrived, float32 is right",
-          named(p, i), name_of(p.value.dtype()));
+  require(p.value.dtype() == DType::f32, "{}: a value of {} arrived, float32 is right", named(p, i),
+          name_of(p.value.dtype()));
   for (int d = 0; d < p.value.rank(); ++d) {
-    require(p.value.dim(d) <= 1 || p.value.stride(d) != 0,
-            "{}: it has a shape, but no values of its own yet; reset(seed) or load_parameters gives "
-            "them",
-            named(p, i));
+    require(
+        p.value.dim(d) <= 1 || p.value.stride(d) != 0,
+        "{}: it has a shape, but no values of its own yet; reset(seed) or load_parameters gives "
+        "them",
+        named(p, i));
   }
-  require(!p.grad.defined() ||
-              (p.grad.dtype() == DType::f32 && p.grad.shape() == p.value.shape()),
+  require(!p.grad.defined() || (p.grad.dtype() == DType::f32 && p.grad.shape() == p.value.shape()),
           "{}: a gradient of {} and shape {} for a value of shape {}", named(p, i),
           name_of(p.grad.dtype()), p.grad.shape(), p.value.shape());
 }
@@ -134,10 +134,11 @@ void FlatParameters::check_views() const {
   };
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter<float>& p = *parameters_[i];
-    require(here(p.value, values_, begin_[i]) && here(p.grad, grads_, begin_[i]),
-            "{}: it was given another {} after FlatParameters took it; copy into the one it has, or "
-            "make FlatParameters anew",
-            named(p, i), here(p.value, values_, begin_[i]) ? "gradient" : "value");
+    require(
+        here(p.value, values_, begin_[i]) && here(p.grad, grads_, begin_[i]),
+        "{}: it was given another {} after FlatParameters took it; copy into the one it has, or "
+        "make FlatParameters anew",
+        named(p, i), here(p.value, values_, begin_[i]) ? "gradient" : "value");
   }
 }
 

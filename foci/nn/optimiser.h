@@ -79,8 +79,8 @@ struct FOCI_API Schedule {
   double warm_up = 0.05;  // share of the run
   double floor = 0.01;    // share of the peak
   // progress in [0, 1]: the share of the run (steps, or time) that is over; what lies outside is
-  // taken as the nearer end. Throws ArgumentError naming what is NaN, infinite or out of range: peak
-  // ≥ 0, warm_up and floor in [0, 1].
+  // taken as the nearer end. Throws ArgumentError naming what is NaN, infinite or out of range:
+  // peak ≥ 0, warm_up and floor in [0, 1].
   double at(double progress) const;
 };
 

@@ -32,8 +32,8 @@ Between between(int64_t i, int64_t n, int64_t native) {
 }  // namespace
 
 Tensor sinusoidal_table(int64_t length, int64_t width, double base) {
-  require(length >= 0 && width >= 0 && base > 0 && std::isfinite(base), "sinusoidal_table: length {}, width {}, base {}",
-          length, width, base);
+  require(length >= 0 && width >= 0 && base > 0 && std::isfinite(base),
+          "sinusoidal_table: length {}, width {}, base {}", length, width, base);
   Tensor t = Tensor::empty({length, width});
   for (int64_t p = 0; p < length; ++p) {
     write_sines(static_cast<double>(p), width, base, t.data<float>() + p * width);

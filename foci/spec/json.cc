@@ -14,7 +14,7 @@
 //   statistics  array of "entropy" · "max_weight" · "support" · "coverage"
 //
 // Every key is optional at the top; inside an option, what has no default above is needed.
-#include "foci/spec/json.h"
+#include "foci/spec/json_value.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,7 +1,6 @@
-// Specs as JSON: the one place that knows the schema (docs/attention.md).
+// Specs as JSON text: the one place that knows the schema (docs/attention.md).
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -11,13 +10,11 @@
 namespace foci {
 
 // Reads a spec. Unknown keys, kinds and wrong types throw ArgumentError with the path of the
-// offending value ("masks[1].left: …"). The result has passed validate().
-FOCI_API AttentionSpec spec_from_json(const nlohmann::json& json);
-FOCI_API AttentionSpec
-spec_from_json_text(std::string_view text);  // also refuses text that is no JSON
+// offending value ("masks[1].left: …"), and so does text that is no JSON. The result has passed
+// validate().
+FOCI_API AttentionSpec spec_from_json_text(std::string_view text);
 
-// Every key, defaults too: spec_from_json(spec_to_json(s)) == s.
-FOCI_API nlohmann::json spec_to_json(const AttentionSpec& spec);
+// Every key, defaults too: spec_from_json_text(spec_to_json_text(s)) == s.
 FOCI_API std::string spec_to_json_text(const AttentionSpec& spec);
 
 }  // namespace foci

@@ -104,6 +104,81 @@ TEST(Halves, Float16RoundTripsEveryValueAndRoundsToEven) {
   EXPECT_EQ(f16(std::nextafter(0x1.0p-25f, 1.0f)).bits, 1);
 }
 
+TEST(Tensor, AnUndefinedOneIsRefusedByName) {
+  const Tensor none, t = counting({2, 3});
+  const auto text = [](auto f) -> std::string {
+    try {
+      f();
+    } catch (const ArgumentError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(text([&] { none.to(DType::f64); }), "to of an undefined tensor");
+  EXPECT_EQ(text([&] { none.to(DType::f32); }), "to of an undefined tensor");
+  EXPECT_EQ(text([&] { none.fill(1); }), "fill of an undefined tensor");
+  EXPECT_EQ(text([&] { none.clone(); }), "clone of an undefined tensor");
+  EXPECT_EQ(text([&] { none.contiguous(); }), "contiguous of an undefined tensor");
+  EXPECT_EQ(text([&] { none.copy_from(none); }), "copy_from of an undefined tensor");
+  EXPECT_EQ(text([&] { t.copy_from(none); }), "copy_from of an undefined tensor");
+  EXPECT_EQ(text([&] { none.item(); }), "item of an undefined tensor");
+  EXPECT_EQ(text([&] { none.item({}); }), "item of an undefined tensor");
+  EXPECT_EQ(text([&] { none.reshape({0}); }), "reshape of an undefined tensor");
+  EXPECT_EQ(text([&] { none.transpose(0, 1); }), "transpose of an undefined tensor");
+  EXPECT_EQ(text([&] { none.slice(0, 0, 0); }), "slice of an undefined tensor");
+  EXPECT_EQ(text([&] { none.select(0, 0); }), "select of an undefined tensor");
+  EXPECT_EQ(text([&] { none.unsqueeze(0); }), "unsqueeze of an undefined tensor");
+  EXPECT_EQ(text([&] { none.broadcast_to({2}); }), "broadcast_to of an undefined tensor");
+  EXPECT_NE(text([&] { none.span<float>(); }), "");
+  EXPECT_NE(text([&] { none.at<float>(); }), "");
+  EXPECT_NE(text([&] { none.dim(0); }), "");
+  EXPECT_NE(text([&] { (void)Dims().back(); }), "");
+}
+
+TEST(Tensor, WhatWasMovedFromIsUndefined) {
+  Tensor a = counting({2, 3});
+  const Tensor b = std::move(a);
+  EXPECT_FALSE(a.defined());  // NOLINT(bugprone-use-after-move)
+  EXPECT_EQ(a.numel(), 0);
+  EXPECT_THROW(a.fill(1), ArgumentError);
+  EXPECT_EQ(b.at<float>(1, 2), 5);
+  a = b;
+  Tensor& same = a;
+  a = std::move(same);
+  EXPECT_EQ(a.at<float>(1, 2), 5);
+}
+
+TEST(Tensor, SizesThatOverflowAreRefused) {
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  float x = 0;
+  EXPECT_THROW(Tensor::wrap(&x, {kHuge, 2}, {kHuge, 1}, DType::f32), ArgumentError);
+  EXPECT_NO_THROW(Tensor::wrap(&x, {kHuge, kHuge / 4}, {0, 0}, DType::f32).slice(0, 0, 1));
+  EXPECT_THROW(counting({4}).reshape({kHuge, kHuge, -1}), ArgumentError);
+  EXPECT_THROW(counting({4}).select(0, std::numeric_limits<int64_t>::max()), ArgumentError);
+  EXPECT_THROW(Tensor::empty({-1}), ArgumentError);
+}
+
+TEST(Tensor, ABroadcastIsNotWrittenElementByElement) {
+  const Tensor one = counting({1}), all = one.broadcast_to({3});
+  EXPECT_THROW(all.copy_from(counting({3})), ArgumentError);
+  all.fill(7);
+  EXPECT_EQ(one.item(), 7);
+}
+
+TEST(Tensor, WholeNumbersOutOfRangeBecomeTheNearest) {
+  const auto from = [](double x, DType to) {
+    return Tensor::full({1}, x, DType::f64).to(to).item();
+  };
+  EXPECT_EQ(from(1e30, DType::i32), 2147483647.0);
+  EXPECT_EQ(from(-1e30, DType::i32), -2147483648.0);
+  EXPECT_EQ(from(INFINITY, DType::i64), 9223372036854775807.0);
+  EXPECT_EQ(from(NAN, DType::i64), 0);
+  EXPECT_EQ(from(-3, DType::u8), 0);
+  EXPECT_EQ(from(300, DType::u8), 255);
+  EXPECT_EQ(from(-2.9, DType::i32), -2);
+  EXPECT_EQ(Tensor::full({1}, 5e9, DType::i64).to(DType::i32).item(), 2147483647.0);
+}
+
 TEST(Halves, BFloat16RoundsToEven) {
   EXPECT_EQ(bf16(1.0f).bits, 0x3f80);
   EXPECT_EQ(bf16(1.0f + 0x1.0p-8f).bits, 0x3f80);

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <string>
 
 #include "autograd/gradient_check.h"
 
@@ -81,6 +83,105 @@ TEST(AdamWTest, ANormThatIsNotFiniteChangesNothing) {
   EXPECT_TRUE(std::isnan(optimiser.step(0.1, 1)));
   EXPECT_EQ(foci::testing::difference(flat.values(), before), 0);
   EXPECT_EQ(optimiser.steps(), 0);
+}
+
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const ArgumentError& e) {
+    return e.what();
+  }
+  return "";
+}
+#define EXPECT_REFUSED(statement, part)                                                       \
+  do {                                                                                        \
+    const std::string text = refusal([&] { statement; });                                     \
+    EXPECT_NE(text.find(part), std::string::npos) << #statement << " says \"" << text << '"'; \
+  } while (false)
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+TEST(FlatParametersTest, RefusesWhatIsNoParameter) {
+  EXPECT_REFUSED(FlatParameters({nullptr}), "parameters[0]: null given");
+  Parameter<float> p;
+  EXPECT_REFUSED(FlatParameters({&p}), "parameters[0]: it has no value");
+  p.name = "w";
+  p.value = Tensor::full({2}, 1, DType::f64);
+  EXPECT_REFUSED(FlatParameters({&p}), "parameter w: a value of float64");
+  p.value = Tensor::full({1}, 1).broadcast_to({3});
+  EXPECT_REFUSED(FlatParameters({&p}), "no values of its own");
+  p.value = Tensor::full({2}, 1);
+  p.grad = Tensor::full({3}, 1);
+  EXPECT_REFUSED(FlatParameters({&p}), "a gradient of float32 and shape [3]");
+  const Tensor all = Tensor::full({4}, 1);
+  Parameter<float> a{"a", all.slice(0, 0, 3), {}}, b{"b", all.slice(0, 2, 4), {}};
+  EXPECT_REFUSED(FlatParameters({&a, &b}), "parameter b: its value shares a part");
+  Two two;
+  FlatParameters flat(two.all());
+  EXPECT_REFUSED(flat.part(flat.values(), 2), "parameter 2 of 2");
+  EXPECT_REFUSED(flat.part(Tensor(), 0), "shape none");
+}
+
+TEST(FlatParametersTest, ATensorHasOnePlaceHoweverOftenItIsListed) {
+  Two two;
+  const Tensor w = two.w.value.clone();
+  Parameter<float> tied{"tied", two.w.value, Tensor::full({3, 7}, 2), true};
+  two.w.grad = Tensor::full({3, 7}, 1);
+  FlatParameters flat({&two.w, &two.b, &two.w, &tied});
+  EXPECT_EQ(flat.parameters(), (std::vector<Parameter<float>*>{&two.w, &two.b, &tied}));
+  EXPECT_EQ(flat.values().numel(), 32 + 16);
+  EXPECT_EQ(tied.value.raw(), two.w.value.raw());
+  EXPECT_EQ(tied.grad.raw(), two.w.grad.raw());
+  EXPECT_EQ(foci::testing::difference(tied.value, w), 0);
+  EXPECT_EQ(two.w.grad.item({2, 6}), 3);  // what had collected in each, together
+  AdamW optimiser(flat, {.weight_decay = 0});
+  optimiser.step(0.5, 0);
+  EXPECT_NEAR(tied.value.item({0, 0}), w.item({0, 0}) - 0.5, 1e-5);
+}
+
+TEST(AdamWTest, RefusesNumbersThatAreNone) {
+  Two two;
+  FlatParameters flat(two.all());
+  AdamW optimiser(flat, {});
+  const Tensor before = flat.values().clone();
+  flat.grads().fill(1);
+  for (double x : {kNan, kInfinity, -1e-3, 1e300}) {
+    EXPECT_REFUSED(optimiser.step(x, 1), "learning_rate: ");
+    EXPECT_REFUSED(optimiser.step(1e-3, x), "max_norm: ");
+    EXPECT_REFUSED(AdamW(flat, {.eps = x}), "eps: ");
+    EXPECT_REFUSED(AdamW(flat, {.weight_decay = x}), "weight_decay: ");
+    EXPECT_REFUSED(AdamW(flat, {.beta1 = x}), "beta1: ");
+    EXPECT_REFUSED(AdamW(flat, {.beta2 = x}), "beta2: ");
+  }
+  EXPECT_REFUSED(AdamW(flat, {.eps = 0}), "eps: ");
+  EXPECT_REFUSED(AdamW(flat, {.eps = 1e-60}), "eps: ");
+  EXPECT_REFUSED(optimiser.restore_steps(-1), "steps: -1");
+  EXPECT_EQ(foci::testing::difference(flat.values(), before), 0);
+  EXPECT_EQ(optimiser.steps(), 0);
+  EXPECT_EQ(flat.grads().item({0}), 1);
+}
+
+TEST(AdamWTest, RefusesParametersThatWentElsewhere) {
+  Two two;
+  FlatParameters flat(two.all());
+  AdamW optimiser(flat, {});
+  two.w.grad = two.w.grad.clone();
+  EXPECT_REFUSED(optimiser.step(1e-3, 1), "parameter w: it was given another gradient");
+  FlatParameters other(two.all());
+  EXPECT_REFUSED(optimiser.step(1e-3, 1), "parameter b: it was given another value");
+}
+
+TEST(ScheduleTest, RefusesNumbersThatAreNone) {
+  for (double x : {kNan, kInfinity, -0.5}) {
+    EXPECT_REFUSED(Schedule{.peak = x}.at(0.5), "peak: ");
+    EXPECT_REFUSED(Schedule{.warm_up = x}.at(0.5), "warm_up: ");
+    EXPECT_REFUSED(Schedule{.floor = x}.at(0.5), "floor: ");
+  }
+  EXPECT_REFUSED(Schedule{.warm_up = 1.5}.at(0.5), "warm_up: ");
+  EXPECT_REFUSED(Schedule{.floor = 1.5}.at(0.5), "floor: ");
+  EXPECT_REFUSED(Schedule{}.at(kNan), "progress: nan");
+  EXPECT_EQ(Schedule{}.at(-1), Schedule{}.at(0));
 }
 
 TEST(ScheduleTest, WarmsUpAndFallsAsACosine) {

@@ -14,7 +14,7 @@
 #include "foci/reference/problem.h"
 #include "foci/reference/rotary.h"
 #include "foci/reference/scores.h"
-#include "foci/spec/json.h"
+#include "foci/spec/json_value.h"
 
 namespace foci {
 namespace {

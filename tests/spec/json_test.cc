@@ -1,5 +1,5 @@
 // Specs as JSON: every option survives the round trip, and every refusal names its path.
-#include "foci/spec/json.h"
+#include "foci/spec/json_value.h"
 
 #include <gtest/gtest.h>
 

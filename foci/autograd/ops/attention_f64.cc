@@ -365,11 +365,11 @@ class Attention {
   }
 
   static void check_mask(const Tensor& given, const char* name, DType dtype, const Dims& shape) {
-    require(given.defined() && given.dtype() == dtype && given.shape() == shape,
-            "{}: {} given, a tensor of {} and shape {} is needed", name,
-            given.defined() ? fmt::format("{} {}", name_of(given.dtype()), given.shape())
-                            : "nothing",
-            name_of(dtype), shape);
+    require(
+        given.defined() && given.dtype() == dtype && given.shape() == shape,
+        "{}: {} given, a tensor of {} and shape {} is needed", name,
+        given.defined() ? fmt::format("{} {}", name_of(given.dtype()), given.shape()) : "nothing",
+        name_of(dtype), shape);
   }
 
   static Tensor table(const Tensor& given, const char* name, const Dims& shape) {

@@ -66,15 +66,13 @@ Var<T> feed_forward(Tape<T>& tape, const Var<T>& x, const Var<T>& w1, const Var<
                     y.data<T>(), nullptr, data_of<T>(added));
   if (!out.needs_grad()) return out;
 
-  tape.record({out}, [rows, h, slope, activation, weight1, weight2,
-                      in = x.slot(), dw1 = w1.slot(), db1 = bias1.slot(), dw2 = w2.slot(),
-                      db2 = bias2.slot(), dresidual = residual.slot(), self = out.slot(), inputs,
-                      hidden, outputs, flops] {
+  tape.record({out}, [rows, h, slope, activation, weight1, weight2, in = x.slot(), dw1 = w1.slot(),
+                      db1 = bias1.slot(), dw2 = w2.slot(), db2 = bias2.slot(),
+                      dresidual = residual.slot(), self = out.slot(), inputs, hidden, outputs,
+                      flops] {
     const ProfileScope back(Operator::linear, Pass::backward, 2 * flops);
     const auto weights = [](const Rows& from, int64_t width, const T* g, const auto& dw,
-                            const auto& db) {
-      add_weight_gradients<T>(from, width, g, dw, db);
-    };
+                            const auto& db) { add_weight_gradients<T>(from, width, g, dw, db); };
     const T* const dy = self->grad.template data<T>();
     weights(h, outputs, dy, dw2, db2);
     Tensor dh = Tensor::empty(h.hold.shape(), dtype_v<T>);
@@ -86,8 +84,8 @@ Var<T> feed_forward(Tape<T>& tape, const Var<T>& x, const Var<T>& w1, const Var<
     weights(rows, hidden, dh.data<T>(), dw1, db1);
     if (in) {
       in->add_by([&](const T* so_far, T* sum) {
-        linear_backward_input<T>(rows.count, inputs, hidden, dh.data<T>(),
-                                 weight1.data<T>(), nullptr, so_far, sum);
+        linear_backward_input<T>(rows.count, inputs, hidden, dh.data<T>(), weight1.data<T>(),
+                                 nullptr, so_far, sum);
       });
     }
     if (dresidual) dresidual->add(self->grad, false);

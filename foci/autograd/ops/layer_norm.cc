@@ -84,8 +84,8 @@ Var<T> layer_norm(Tape<T>& tape, const Var<T>& x, const Var<T>& gamma, const Var
           rstd.data<T>());
   Var<T> out = tape.result(y, {&x, &gamma, &beta});
   if (!out.needs_grad()) return out;
-  tape.record({out}, [in, mean, rstd, rows, c, g, dx_slot = x.slot(),
-                      dgamma = gamma.slot(), dbeta = beta.slot(), self = out.slot()] {
+  tape.record({out}, [in, mean, rstd, rows, c, g, dx_slot = x.slot(), dgamma = gamma.slot(),
+                      dbeta = beta.slot(), self = out.slot()] {
     const ProfileScope back(Operator::layer_norm, Pass::backward);
     const auto onto = [c](const auto& slot, const std::function<void(T*)>& add_to) {
       if (slot) return slot->add_onto(add_to);

@@ -41,34 +41,33 @@ Var<T> linear(Tape<T>& tape, const Var<T>& x, const Var<T>& w, const Var<T>& bia
   const Tensor added = residual.defined() ? residual.value().contiguous() : Tensor();
   const Tensor weight = w.value().contiguous();
   const Tensor offset = bias.defined() ? bias.value().contiguous() : Tensor();
-  linear_forward<T>(rows, outputs, weight.data<T>(),
-                    offset.defined() ? offset.data<T>() : nullptr, activation, y.data<T>(),
-                    saved.defined() ? saved.data<T>() : nullptr,
+  linear_forward<T>(rows, outputs, weight.data<T>(), offset.defined() ? offset.data<T>() : nullptr,
+                    activation, y.data<T>(), saved.defined() ? saved.data<T>() : nullptr,
                     added.defined() ? added.data<T>() : nullptr);
   if (!out.needs_grad()) return out;
   if (activation == Activation::relu) saved = y;
 
-  tape.record({out}, [rows, saved, activation, weight, in = x.slot(), dw = w.slot(),
-                      db = bias.slot(), dresidual = residual.slot(), self = out.slot(), outputs,
-                      inputs, flops] {
-    const ProfileScope back(Operator::linear, Pass::backward,
-                            flops * ((dw || db) + (in != nullptr)));
-    Tensor g = self->grad;
-    if (saved.defined()) {
-      const ProfileScope slope(Operator::activation, Pass::backward);
-      g = Tensor::empty(g.shape(), dtype_v<T>);
-      activation_backward<T>(activation, g.numel(), saved.data<T>(), self->grad.template data<T>(),
-                             g.data<T>());
-    }
-    add_weight_gradients<T>(rows, outputs, g.data<T>(), dw, db);
-    if (in) {
-      in->add_by([&](const T* so_far, T* sum) {
-        linear_backward_input<T>(rows.count, inputs, outputs, g.data<T>(),
-                                 weight.data<T>(), nullptr, so_far, sum);
-      });
-    }
-    if (dresidual) dresidual->add(self->grad, false);
-  });
+  tape.record({out},
+              [rows, saved, activation, weight, in = x.slot(), dw = w.slot(), db = bias.slot(),
+               dresidual = residual.slot(), self = out.slot(), outputs, inputs, flops] {
+                const ProfileScope back(Operator::linear, Pass::backward,
+                                        flops * ((dw || db) + (in != nullptr)));
+                Tensor g = self->grad;
+                if (saved.defined()) {
+                  const ProfileScope slope(Operator::activation, Pass::backward);
+                  g = Tensor::empty(g.shape(), dtype_v<T>);
+                  activation_backward<T>(activation, g.numel(), saved.data<T>(),
+                                         self->grad.template data<T>(), g.data<T>());
+                }
+                add_weight_gradients<T>(rows, outputs, g.data<T>(), dw, db);
+                if (in) {
+                  in->add_by([&](const T* so_far, T* sum) {
+                    linear_backward_input<T>(rows.count, inputs, outputs, g.data<T>(),
+                                             weight.data<T>(), nullptr, so_far, sum);
+                  });
+                }
+                if (dresidual) dresidual->add(self->grad, false);
+              });
   return out;
 }
 

@@ -140,9 +140,9 @@ void add_weight_gradients(const Rows& x, int64_t outputs, const T* g,
   db->add_onto(weight);
 }
 
-#define FOCI_INSTANTIATE(T)                                                            \
-  template void add_weight_gradients(const Rows&, int64_t, const T*,                   \
-                                     const std::shared_ptr<detail::GradSlot<T>>&,      \
+#define FOCI_INSTANTIATE(T)                                                       \
+  template void add_weight_gradients(const Rows&, int64_t, const T*,              \
+                                     const std::shared_ptr<detail::GradSlot<T>>&, \
                                      const std::shared_ptr<detail::GradSlot<T>>&);
 FOCI_INSTANTIATE(float)
 FOCI_INSTANTIATE(double)

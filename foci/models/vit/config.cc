@@ -7,7 +7,7 @@
 #include "foci/core/error.h"
 #include "foci/core/json.h"
 #include "foci/io/file.h"
-#include "foci/spec/json.h"
+#include "foci/spec/json_value.h"
 
 namespace foci {
 namespace {
