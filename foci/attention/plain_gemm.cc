@@ -3,6 +3,7 @@
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "foci/attention/plain.h"
 
@@ -61,9 +62,27 @@ void gemm_nt(int64_t rows, int64_t columns, int64_t inner, View a, View b, float
 
 void gemm_nn(int64_t rows, int64_t columns, int64_t inner, View a, View b, float* out, int64_t ld) {
   if (rows == 0 || columns == 0) return;
-  for (int64_t at = 0; at < inner; at += kInner) {
+  const auto block = [&](int64_t at, float beta, float* to, int64_t ld_to) {
     sgemm('N', 'N', rows, columns, std::min(kInner, inner - at), a.data + at, a.ld,
-          b.data + at * b.ld, b.ld, 1.0f, out, ld);
+          b.data + at * b.ld, b.ld, beta, to, ld_to);
+  };
+  if (inner <= kInner) {
+    if (inner > 0) block(0, 1.0f, out, ld);
+    return;
+  }
+  // Blocks are joined in double, so that the error does not grow with their number.
+  std::vector<double> sum(rows * columns);
+  std::vector<float> part(rows * columns);
+  for (int64_t r = 0; r < rows; ++r) {
+    std::copy_n(out + r * ld, columns, sum.data() + r * columns);
+  }
+  for (int64_t at = 0; at < inner; at += kInner) {
+    block(at, 0.0f, part.data(), columns);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += static_cast<double>(part[i]);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    std::transform(sum.data() + r * columns, sum.data() + (r + 1) * columns, out + r * ld,
+                   [](double x) { return static_cast<float>(x); });
   }
 }
 

@@ -123,6 +123,61 @@ GemmBlock row_block(const GemmKernels& kernels, const Gemm& g, const Epilogue& e
   return b;
 }
 
+// C [m, n] over a long depth: each span of it adds up in a place of its own, and what rounding
+// takes where spans are joined is kept beside.
+class Spans {
+ public:
+  // Nothing is needed where one span is all.
+  Spans(const GemmKernels& kernels, int64_t m, int64_t n, int64_t depth)
+      : kernels_(kernels), m_(m), n_(n), room_(depth > kSpan ? 3 * m * n : 0) {}
+
+  // Runs block over `part`, the depth block that begins k into the sum, or the last one with what
+  // finishes C. `begin`: what C holds counts.
+  template <class F>
+  void run(GemmBlock part, int64_t k, bool last, bool begin, const F& block) {
+    if (!room_.get() || m_ * n_ == 0) return block(part);
+    float *const span = room_.get(), *const high = span + m_ * n_, *const low = high + m_ * n_;
+    const GemmBlock whole = part;
+    if (k == 0) {
+      std::fill_n(low, m_ * n_, 0.0f);
+      for (int64_t i = 0; i < m_; ++i) {
+        if (begin) {
+          std::copy_n(part.c + i * part.ldc, n_, high + i * n_);
+        } else if (part.bias) {
+          std::copy_n(part.bias, n_, high + i * n_);
+        } else {
+          std::fill_n(high + i * n_, n_, 0.0f);
+        }
+      }
+    }
+    part.c = span;
+    part.ldc = n_;
+    part.bias = nullptr;
+    part.finish = {};
+    part.accumulate = k % kSpan != 0;
+    block(part);
+    if (!last && (k + kDepthBlock) % kSpan != 0) return;
+    kernels_.add_kept(m_ * n_, span, high, low);
+    if (!last) return;
+    for (int64_t i = 0; i < m_; ++i) {
+      kernels_.kept_sum(n_, high + i * n_, low + i * n_, whole.c + i * whole.ldc);
+    }
+    // A block of no depth, for what is done to whole sums.
+    GemmBlock finish = whole;
+    finish.k = 0;
+    finish.bias = nullptr;
+    finish.accumulate = true;
+    if (finish.finish.activation != Activation::none || finish.finish.add || finish.finish.factor) {
+      kernels_.block(finish);
+    }
+  }
+
+ private:
+  const GemmKernels& kernels_;
+  int64_t m_, n_;
+  Scratch room_;
+};
+
 // Few rows, as of single tokens, leave nothing to gain from packing all of B: each task packs a
 // panel at a time into memory that stays in cache and uses it at once, so that B is read once.
 void gemm_few_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
@@ -134,18 +189,20 @@ void gemm_few_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e)
     const Scratch panel(std::min(kDepthBlock, g.k) * width);
     for (int64_t j = begin * width; j < std::min(g.n, end * width); j += width) {
       const int64_t cols = std::min(width, g.n - j);
+      Spans spans(kernels, g.m, cols, g.k);
       for (int64_t k = 0; k < g.k || k == 0; k += kDepthBlock) {
         GemmBlock block = row_block(kernels, g, e, 0, g.m, j, cols, k);
+        const bool last = k + kDepthBlock >= g.k;
         const float* b = g.b + (transposed ? j * g.ldb + k : k * g.ldb + j);
         if (transposed && cols == width && g.m <= kernels.thin_rows) {
           block.b = b;
           block.ldb = g.ldb;
-          kernels.thin(block);
+          spans.run(block, k, last, g.accumulate, kernels.thin);
           continue;
         }
         kernels.pack(transposed, b, g.ldb, block.k, cols, panel.get());
         block.b = panel.get();
-        kernels.block(block);
+        spans.run(block, k, last, g.accumulate, kernels.block);
       }
     }
   });
@@ -169,6 +226,7 @@ void gemm_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
     const int64_t i = task / col_blocks * block_rows, j = task % col_blocks * block_cols;
     const int64_t m = std::min(block_rows, g.m - i), n = std::min(block_cols, g.n - j);
     const Scratch copy(copy_a ? m * kCopyStride : 0);
+    Spans spans(kernels, m, n, g.k);
     for (int64_t k = 0; k < g.k || k == 0; k += kDepthBlock) {
       GemmBlock block = row_block(kernels, g, e, i, m, j, n, k);
       block.b = packed.get() + k * panels * width + j * block.k;
@@ -178,7 +236,7 @@ void gemm_rows(const GemmKernels& kernels, const Gemm& g, const Epilogue& e) {
         block.lda = kCopyStride;
         block.tile_step = kernels.tile_rows * kCopyStride;
       }
-      kernels.block(block);
+      spans.run(block, k, k + kDepthBlock >= g.k, g.accumulate, kernels.block);
     }
   });
 }
@@ -226,6 +284,7 @@ void gemm_columns(const GemmKernels& kernels, const Gemm& g, float* sums) {
     const bool accumulate = chunks == 1 && g.accumulate;
     const int64_t n = std::min(block_cols, g.n - j), most = std::min(kDepthBlock, g.k);
     const Scratch tiles(near_a ? 0 : round_up(m, height) * most), panel(near_b ? 0 : width * most);
+    Spans spans(kernels, m, n, end - begin);
     for (int64_t k = begin; k < end; k += kDepthBlock) {
       const int64_t depth = std::min(kDepthBlock, end - k);
       const float* a = g.a + k * g.lda + i;
@@ -244,17 +303,17 @@ void gemm_columns(const GemmKernels& kernels, const Gemm& g, float* sums) {
                      .c = c,
                      .ldc = chunks > 1 ? g.n : g.ldc,
                      .accumulate = accumulate || k > begin};
-      if (near_b) {
-        kernels.block(part);
-        continue;
-      }
-      for (int64_t col = 0; col < n; col += width) {
-        part.n = std::min(width, n - col);
-        kernels.pack(false, b + col, g.ldb, depth, part.n, panel.get());
-        part.b = panel.get();
-        part.c = c + col;
-        kernels.block(part);
-      }
+      spans.run(part, k - begin, k + kDepthBlock >= end, accumulate, [&](GemmBlock to) {
+        if (near_b) return kernels.block(to);
+        float* const first = to.c;
+        for (int64_t col = 0; col < n; col += width) {
+          to.n = std::min(width, n - col);
+          kernels.pack(false, b + col, g.ldb, depth, to.n, panel.get());
+          to.b = panel.get();
+          to.c = first + col;
+          kernels.block(to);
+        }
+      });
     }
     if (sums && j == 0) {
       float* out = chunks > 1 ? sums_parts + chunk * sums_stride + i : sums + i;
@@ -377,13 +436,24 @@ void layer_norm_backward(SimdTarget target, int64_t rows, int64_t channels, cons
   const int64_t block = std::max(rows_per_task(channels), blocks_of(rows, 256));
   const int64_t parts = blocks_of(rows, block);
   const Scratch sums(parts * 2 * channels);
-  for_blocks(rows, block, [&](int64_t begin, int64_t end) {
-    const int64_t at = begin * channels;
-    float* own = sums.get() + begin / block * 2 * channels;
-    ops.layer_norm_backward(end - begin, channels, x + at, gamma, mean + begin, rstd + begin,
-                            dy + at, add ? add + at : nullptr, dx + at, own, own + channels);
-  });
   const GemmKernels& kernels = gemm_kernels(target);
+  for_blocks(rows, block, [&](int64_t begin, int64_t end) {
+    float* const own = sums.get() + begin / block * 2 * channels;
+    const auto run = [&](int64_t from, int64_t to, float* both) {
+      const int64_t at = from * channels;
+      ops.layer_norm_backward(to - from, channels, x + at, gamma, mean + from, rstd + from, dy + at,
+                              add ? add + at : nullptr, dx + at, both, both + channels);
+    };
+    if (end - begin <= kSumRows) return run(begin, end, own);
+    const Scratch few(2 * channels), low(2 * channels);
+    std::fill_n(own, 2 * channels, 0.0f);
+    std::fill_n(low.get(), 2 * channels, 0.0f);
+    for (int64_t r = begin; r < end; r += kSumRows) {
+      run(r, std::min(end, r + kSumRows), few.get());
+      kernels.add_kept(2 * channels, few.get(), own, low.get());
+    }
+    kernels.kept_sum(2 * channels, own, low.get(), own);
+  });
   kernels.sum_parts(sums.get(), parts, 2 * channels, channels, dgamma, true);
   kernels.sum_parts(sums.get() + channels, parts, 2 * channels, channels, dbeta, true);
 }

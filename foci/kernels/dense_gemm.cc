@@ -20,7 +20,9 @@ const GemmKernels* gemm_table() {
                                  .pack = gemm_pack,
                                  .pack_tiles = gemm_pack_tiles,
                                  .column_sums = gemm_column_sums,
-                                 .sum_parts = gemm_sum_parts};
+                                 .sum_parts = gemm_sum_parts,
+                                 .add_kept = gemm_add_kept,
+                                 .kept_sum = gemm_kept_sum};
   return &t;
 }
 

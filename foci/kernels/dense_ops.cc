@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "foci/kernels/dense_ops.h"
+#include "foci/kernels/long_sum-inl.h"
 #include "foci/kernels/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -35,13 +36,12 @@ HWY_INLINE void for_lanes(int64_t n, F f) {
   }
 }
 
-// Likewise for sums: lanes behind the end must not count, so f also gets keep(v), which zeroes
-// them.
+// Likewise for sums over [i, n): lanes behind the end must not count, so f also gets keep(v), which
+// zeroes them.
 template <class F>
-HWY_INLINE void for_lanes_kept(int64_t n, F f) {
+HWY_INLINE void for_lanes_kept(int64_t i, int64_t n, F f) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
     f([i](const float* p) HWY_ATTR { return hn::LoadU(FloatTag(), p + i); },
       [](FloatVec v) HWY_ATTR { return v; });
@@ -52,10 +52,6 @@ HWY_INLINE void for_lanes_kept(int64_t n, F f) {
     f([i, rest](const float* p) HWY_ATTR { return load_first(FloatTag(), rest, p + i); },
       [mask](FloatVec v) HWY_ATTR { return hn::IfThenElseZero(mask, v); });
   }
-}
-
-HWY_INLINE float sum_of(FloatVec v) {
-  return hn::GetLane(hn::SumOfLanes(FloatTag(), v));
 }
 
 void activation_backward_task(Activation activation, int64_t n, const float* saved, const float* dy,
@@ -82,20 +78,29 @@ void layer_norm_forward_task(int64_t rows, int64_t channels, const float* x, con
   const FloatTag d;
   const float share = 1.0f / static_cast<float>(channels);
   for (int64_t r = 0; r < rows; ++r, x += channels, y += channels) {
-    FloatVec sum = hn::Zero(d);
-    for_lanes(channels, [&](auto load, auto) HWY_ATTR { sum = hn::Add(sum, load(x)); });
-    mean[r] = sum_of(sum) * share;
+    float sum;
+    sum_in_blocks<1>(d, channels, &sum, [&](int64_t begin, int64_t end, FloatVec* s) HWY_ATTR {
+      FloatVec own = hn::Zero(d);
+      for_lanes_kept(begin, end, [&](auto load, auto) HWY_ATTR { own = hn::Add(own, load(x)); });
+      s[0] = own;
+    });
+    mean[r] = sum * share;
     // The rounded mean may be off by more than the spread of the row (a constant row far from 0),
     // so what it is off by is measured and taken out as well.
     const FloatVec center = hn::Set(d, mean[r]);
-    FloatVec off = hn::Zero(d), squares = hn::Zero(d);
-    for_lanes_kept(channels, [&](auto load, auto keep) HWY_ATTR {
-      const FloatVec v = keep(hn::Sub(load(x), center));
-      off = hn::Add(off, v);
-      squares = hn::MulAdd(v, v, squares);
+    float around[2];  // the sum of x − center, and of its squares
+    sum_in_blocks<2>(d, channels, around, [&](int64_t begin, int64_t end, FloatVec* s) HWY_ATTR {
+      FloatVec off = hn::Zero(d), squares = hn::Zero(d);
+      for_lanes_kept(begin, end, [&](auto load, auto keep) HWY_ATTR {
+        const FloatVec v = keep(hn::Sub(load(x), center));
+        off = hn::Add(off, v);
+        squares = hn::MulAdd(v, v, squares);
+      });
+      s[0] = off;
+      s[1] = squares;
     });
-    const float mean_off = sum_of(off) * share;
-    float variance = sum_of(squares) * share - mean_off * mean_off;
+    const float mean_off = around[0] * share;
+    float variance = around[1] * share - mean_off * mean_off;
     if (variance < 0) variance = 0;
     rstd[r] = 1.0f / std::sqrt(variance + eps);
     const FloatVec shift = hn::Set(d, mean_off), factor = hn::Set(d, rstd[r]);
@@ -118,19 +123,25 @@ void layer_norm_backward_task(int64_t rows, int64_t channels, const float* x, co
   });
   for (int64_t r = 0; r < rows; ++r, x += channels, dy += channels, dx += channels) {
     const FloatVec center = hn::Set(d, mean[r]), factor = hn::Set(d, rstd[r]);
-    FloatVec off = hn::Zero(d), sum = hn::Zero(d), dot = hn::Zero(d);
-    for_lanes_kept(channels, [&](auto load, auto keep) HWY_ATTR {
-      const FloatVec v = keep(hn::Sub(load(x), center));
-      const FloatVec g = hn::Mul(load(dy), load(gamma));
-      off = hn::Add(off, v);
-      sum = hn::Add(sum, g);
-      dot = hn::MulAdd(g, v, dot);
+    float sums[3];  // of x − mean, of g, and of their products
+    sum_in_blocks<3>(d, channels, sums, [&](int64_t begin, int64_t end, FloatVec* s) HWY_ATTR {
+      FloatVec off = hn::Zero(d), sum = hn::Zero(d), dot = hn::Zero(d);
+      for_lanes_kept(begin, end, [&](auto load, auto keep) HWY_ATTR {
+        const FloatVec v = keep(hn::Sub(load(x), center));
+        const FloatVec g = hn::Mul(load(dy), load(gamma));
+        off = hn::Add(off, v);
+        sum = hn::Add(sum, g);
+        dot = hn::MulAdd(g, v, dot);
+      });
+      s[0] = off;
+      s[1] = sum;
+      s[2] = dot;
     });
     // The same correction of the mean as in forward.
-    const float mean_off = sum_of(off) * share;
-    const float g_sum = sum_of(sum);
+    const float mean_off = sums[0] * share;
+    const float g_sum = sums[1];
     const FloatVec g_mean = hn::Set(d, g_sum * share);
-    const FloatVec g_dot = hn::Set(d, (sum_of(dot) - mean_off * g_sum) * rstd[r] * share);
+    const FloatVec g_dot = hn::Set(d, (sums[2] - mean_off * g_sum) * rstd[r] * share);
     const FloatVec shift = hn::Set(d, mean_off);
     for_lanes(channels, [&](auto load, auto store) HWY_ATTR {
       const FloatVec xhat = hn::Mul(hn::Sub(hn::Sub(load(x), center), shift), factor);
@@ -171,15 +182,20 @@ void softmax_cross_entropy_task(int64_t rows, int64_t classes, const float* logi
     for (size_t i = 0; i < hn::Lanes(d); ++i) top = lane_most[i] > top ? lane_most[i] : top;
     for (; c < classes; ++c) top = logits[c] > top ? logits[c] : top;
     const FloatVec top_v = hn::Set(d, top);
-    FloatVec sum_v = hn::Zero(d), total_v = hn::Zero(d);
-    for_lanes_kept(classes, [&](auto load, auto keep) HWY_ATTR {
-      const FloatVec z = hn::Sub(load(logits), top_v);
-      sum_v = hn::Add(sum_v, keep(exp_nonpositive(FloatTag(), z)));
-      total_v = hn::Add(total_v, keep(z));
+    float totals[2];  // of the exponentials, and of what they are taken of
+    sum_in_blocks<2>(d, classes, totals, [&](int64_t begin, int64_t end, FloatVec* s) HWY_ATTR {
+      FloatVec sum_v = hn::Zero(d), total_v = hn::Zero(d);
+      for_lanes_kept(begin, end, [&](auto load, auto keep) HWY_ATTR {
+        const FloatVec z = hn::Sub(load(logits), top_v);
+        sum_v = hn::Add(sum_v, keep(exp_nonpositive(FloatTag(), z)));
+        total_v = hn::Add(total_v, keep(z));
+      });
+      s[0] = sum_v;
+      s[1] = total_v;
     });
-    const float sum = sum_of(sum_v);
+    const float sum = totals[0];
     loss[r] = std::log(sum) - (1 - smoothing) * (logits[labels[r]] - top);
-    if (smoothing > 0) loss[r] -= uniform * sum_of(total_v);
+    if (smoothing > 0) loss[r] -= uniform * totals[1];
     const FloatVec factor = hn::Set(d, grad_scale / sum);
     const FloatVec away = hn::Set(d, uniform * grad_scale);
     for_lanes(classes, [&](auto load, auto store) HWY_ATTR {

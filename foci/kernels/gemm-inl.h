@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "foci/kernels/gemm.h"
+#include "foci/kernels/long_sum-inl.h"
 #include "foci/kernels/math-inl.h"
 #include "foci/kernels/transpose-inl.h"
 
@@ -446,58 +447,89 @@ void gemm_pack_tiles(const float* a, int64_t lda, int64_t depth, int64_t rows,
   }
 }
 
-template <int kVectors>
-HWY_INLINE void column_sums_strip(const float* x, int64_t ldx, int64_t rows, float* sums,
+template <int kVectors, class D>
+HWY_INLINE void column_sums_strip(D d, const float* x, int64_t ldx, int64_t rows, float* sums,
                                   bool accumulate) {
-  const FloatTag d;
-  for (int64_t begin = 0; begin < rows || begin == 0; begin += kDepthBlock) {
-    FloatVec sum[kVectors];
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  hn::Vec<D> high[kVectors], low[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    high[v] = accumulate ? hn::LoadU(d, sums + v * lanes) : hn::Zero(d);
+    low[v] = hn::Zero(d);
+  }
+  for (int64_t begin = 0; begin < rows; begin += kSumRows) {
+    hn::Vec<D> sum[kVectors];
     for (int v = 0; v < kVectors; ++v) sum[v] = hn::Zero(d);
-    const int64_t end = std::min(rows, begin + kDepthBlock);
+    const int64_t end = std::min(rows, begin + kSumRows);
     for (int64_t r = begin; r < end; ++r) {
       for (int v = 0; v < kVectors; ++v) {
-        sum[v] = hn::Add(sum[v], hn::LoadU(d, x + r * ldx + v * kLanes));
+        sum[v] = hn::Add(sum[v], hn::LoadU(d, x + r * ldx + v * lanes));
       }
     }
-    for (int v = 0; v < kVectors; ++v) {
-      float* out = sums + v * kLanes;
-      hn::StoreU(accumulate || begin > 0 ? hn::Add(hn::LoadU(d, out), sum[v]) : sum[v], d, out);
-    }
+    for (int v = 0; v < kVectors; ++v) add_kept(sum[v], high[v], low[v]);
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    hn::StoreU(kept_sum(d, high[v], low[v]), d, sums + v * lanes);
   }
 }
 
 void gemm_column_sums(const float* x, int64_t ldx, int64_t rows, int64_t cols, float* sums,
                       bool accumulate) {
+  const FloatTag d;
+  const hn::CappedTag<float, 1> one;
   int64_t j = 0;
   for (; j + 4 * kLanes <= cols; j += 4 * kLanes) {
-    column_sums_strip<4>(x + j, ldx, rows, sums + j, accumulate);
+    column_sums_strip<4>(d, x + j, ldx, rows, sums + j, accumulate);
   }
   for (; j + kLanes <= cols; j += kLanes) {
-    column_sums_strip<1>(x + j, ldx, rows, sums + j, accumulate);
+    column_sums_strip<1>(d, x + j, ldx, rows, sums + j, accumulate);
   }
-  for (; j < cols; ++j) {
-    for (int64_t begin = 0; begin < rows || begin == 0; begin += kDepthBlock) {
-      float sum = 0;
-      const int64_t end = std::min(rows, begin + kDepthBlock);
-      for (int64_t r = begin; r < end; ++r) sum += x[r * ldx + j];
-      sums[j] = accumulate || begin > 0 ? sums[j] + sum : sum;
-    }
-  }
+  for (; j < cols; ++j) column_sums_strip<1>(one, x + j, ldx, rows, sums + j, accumulate);
+}
+
+template <class D>
+HWY_INLINE void sum_parts_strip(D d, const float* parts, int64_t count, int64_t stride, float* out,
+                                bool accumulate) {
+  hn::Vec<D> high = accumulate ? hn::LoadU(d, out) : hn::Zero(d), low = hn::Zero(d);
+  for (int64_t p = 0; p < count; ++p) add_kept(hn::LoadU(d, parts + p * stride), high, low);
+  hn::StoreU(kept_sum(d, high, low), d, out);
 }
 
 void gemm_sum_parts(const float* parts, int64_t count, int64_t stride, int64_t n, float* out,
                     bool accumulate) {
   const FloatTag d;
+  const hn::CappedTag<float, 1> one;
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    FloatVec sum = accumulate ? hn::LoadU(d, out + i) : hn::Zero(d);
-    for (int64_t p = 0; p < count; ++p) sum = hn::Add(sum, hn::LoadU(d, parts + p * stride + i));
-    hn::StoreU(sum, d, out + i);
+    sum_parts_strip(d, parts + i, count, stride, out + i, accumulate);
+  }
+  for (; i < n; ++i) sum_parts_strip(one, parts + i, count, stride, out + i, accumulate);
+}
+
+template <class D>
+HWY_INLINE void add_kept_at(D d, const float* x, float* high, float* low) {
+  hn::Vec<D> h = hn::LoadU(d, high), l = hn::LoadU(d, low);
+  add_kept(hn::LoadU(d, x), h, l);
+  hn::StoreU(h, d, high);
+  hn::StoreU(l, d, low);
+}
+
+void gemm_add_kept(int64_t n, const float* x, float* high, float* low) {
+  const FloatTag d;
+  const hn::CappedTag<float, 1> one;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) add_kept_at(d, x + i, high + i, low + i);
+  for (; i < n; ++i) add_kept_at(one, x + i, high + i, low + i);
+}
+
+void gemm_kept_sum(int64_t n, const float* high, const float* low, float* out) {
+  const FloatTag d;
+  const hn::CappedTag<float, 1> one;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    hn::StoreU(kept_sum(d, hn::LoadU(d, high + i), hn::LoadU(d, low + i)), d, out + i);
   }
   for (; i < n; ++i) {
-    float sum = accumulate ? out[i] : 0.0f;
-    for (int64_t p = 0; p < count; ++p) sum += parts[p * stride + i];
-    out[i] = sum;
+    hn::StoreU(kept_sum(one, hn::LoadU(one, high + i), hn::LoadU(one, low + i)), one, out + i);
   }
 }
 

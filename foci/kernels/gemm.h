@@ -1,8 +1,9 @@
 // The matrix product's inner part: what one task runs on one thread, as a table per SIMD target.
 // Private to dense*.cc.
 //
-// Every element is a chain of multiply-adds over k in blocks of kDepthBlock, whatever the tile, the
-// vector or the row it falls in. So its bits depend on its own row of A, its column of B and K.
+// Every element is a chain of multiply-adds over k in blocks of kDepthBlock, and these in spans,
+// whatever the tile, the vector or the row it falls in. So its bits depend on its own row of A, its
+// column of B and K.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,11 @@ namespace foci::kernels {
 // below 256 the passes over C show, above 384 a panel of B (48 KB at 32 columns) falls out of the
 // L1 cache and rounding errors grow.
 inline constexpr int64_t kDepthBlock = 384;
+// Depth blocks that C itself adds up. Beyond them what rounding takes is kept beside, so that the
+// error of a sum does not grow with its length (6e-6 for positive terms).
+inline constexpr int64_t kSpan = 16 * kDepthBlock;
+// Rows of column sums, and of the gradients of a norm's parameters, that are chained.
+inline constexpr int64_t kSumRows = 128;
 
 // What is done to elements of C once their sums are whole, while they lie in the L1 cache. Pointers
 // stand at C's first element; null where not wanted.
@@ -70,12 +76,16 @@ struct GemmKernels {
   // The tiles of a transposed A, each [depth, tile_rows], from `rows` of its rows: element (i, k)
   // is a[k·lda + i]. What lies behind the last row stays as it is.
   void (*pack_tiles)(const float* a, int64_t lda, int64_t depth, int64_t rows, float* tiles);
-  // sums [cols] = or += column sums of x [rows, cols], in blocks of kDepthBlock rows.
+  // sums [cols] = or += column sums of x [rows, cols], in blocks of kSumRows rows.
   void (*column_sums)(const float* x, int64_t ldx, int64_t rows, int64_t cols, float* sums,
                       bool accumulate);
   // out [n] = or += Σ over parts of parts[p·stride + i], in order of p.
   void (*sum_parts)(const float* parts, int64_t count, int64_t stride, int64_t n, float* out,
                     bool accumulate);
+  // high + low += x, n elements, with what rounding takes from high kept in low.
+  void (*add_kept)(int64_t n, const float* x, float* high, float* low);
+  // out = high + low
+  void (*kept_sum)(int64_t n, const float* high, const float* low, float* out);
 };
 
 const GemmKernels& gemm_kernels(SimdTarget target);

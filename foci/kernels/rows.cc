@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "foci/kernels/long_sum-inl.h"
 #include "foci/kernels/math-inl.h"
 #include "foci/kernels/rows.h"
 
@@ -38,40 +39,53 @@ float exponentials(int64_t n, float max, float* x) {
   const RowTag d;
   const auto m = hn::Set(d, max);
   const auto step = static_cast<int64_t>(hn::Lanes(d));
-  auto sum = hn::Zero(d);
-  for (int64_t j = 0; j < n; j += step) {
-    const auto e = exp_nonpositive(d, hn::Sub(hn::LoadU(d, x + j), m));
-    sum = hn::Add(sum, e);
-    hn::StoreU(e, d, x + j);
-  }
-  return hn::GetLane(hn::SumOfLanes(d, sum));
+  float total;
+  sum_in_blocks<1>(d, n, &total, [&](int64_t j, int64_t end, hn::Vec<RowTag>* out) HWY_ATTR {
+    auto sum = hn::Zero(d);
+    for (; j < end; j += step) {
+      const auto e = exp_nonpositive(d, hn::Sub(hn::LoadU(d, x + j), m));
+      sum = hn::Add(sum, e);
+      hn::StoreU(e, d, x + j);
+    }
+    out[0] = sum;
+  });
+  return total;
 }
 
 float exponentials_and_products(int64_t n, float max, float* x, float* products) {
   const RowTag d;
   const auto m = hn::Set(d, max), low = hn::Set(d, kExpMin);
   const auto step = static_cast<int64_t>(hn::Lanes(d));
-  auto sum = hn::Zero(d), product = hn::Zero(d);
-  for (int64_t j = 0; j < n; j += step) {
-    const auto shifted = hn::Sub(hn::LoadU(d, x + j), m);
-    const auto e = exp_nonpositive(d, shifted);
-    sum = hn::Add(sum, e);
-    // Where e is 0, so is its product, not 0·inf.
-    product = hn::MulAdd(e, hn::IfThenElse(hn::Lt(shifted, low), low, shifted), product);
-    hn::StoreU(e, d, x + j);
-  }
-  *products = hn::GetLane(hn::SumOfLanes(d, product));
-  return hn::GetLane(hn::SumOfLanes(d, sum));
+  float totals[2];
+  sum_in_blocks<2>(d, n, totals, [&](int64_t j, int64_t end, hn::Vec<RowTag>* out) HWY_ATTR {
+    auto sum = hn::Zero(d), product = hn::Zero(d);
+    for (; j < end; j += step) {
+      const auto shifted = hn::Sub(hn::LoadU(d, x + j), m);
+      const auto e = exp_nonpositive(d, shifted);
+      sum = hn::Add(sum, e);
+      // Where e is 0, so is its product, not 0·inf.
+      product = hn::MulAdd(e, hn::IfThenElse(hn::Lt(shifted, low), low, shifted), product);
+      hn::StoreU(e, d, x + j);
+    }
+    out[0] = sum;
+    out[1] = product;
+  });
+  *products = totals[1];
+  return totals[0];
 }
 
 float dot(int64_t n, const float* x, const float* y) {
   const RowTag d;
   const auto step = static_cast<int64_t>(hn::Lanes(d));
-  auto sum = hn::Zero(d);
-  for (int64_t j = 0; j < n; j += step) {
-    sum = hn::MulAdd(hn::LoadU(d, x + j), hn::LoadU(d, y + j), sum);
-  }
-  return hn::GetLane(hn::SumOfLanes(d, sum));
+  float total;
+  sum_in_blocks<1>(d, n, &total, [&](int64_t j, int64_t end, hn::Vec<RowTag>* out) HWY_ATTR {
+    auto sum = hn::Zero(d);
+    for (; j < end; j += step) {
+      sum = hn::MulAdd(hn::LoadU(d, x + j), hn::LoadU(d, y + j), sum);
+    }
+    out[0] = sum;
+  });
+  return total;
 }
 
 void weighted_shift(int64_t n, float shift, const float* p, float* g) {

@@ -251,5 +251,43 @@ TEST(TapeTest, BackwardFreesWhatWasSaved) {
   EXPECT_TRUE(alive.expired());
 }
 
+// Sums over many rows: the error does not grow with their number.
+TEST(LongSums, RowsThatManyGoInto) {
+  for (const int64_t M : {int64_t{200001}, int64_t{1000000}}) {
+    const double limit = 4e-7 * (1 + std::log2(static_cast<double>(M)));
+    for (const float value : {1.1f, 0.7f, 1.3f}) {
+      const double sum = static_cast<double>(value) * static_cast<double>(M);
+      const auto ids = std::vector<int64_t>(static_cast<size_t>(M), 1);
+      Tape<float> tape;
+      const Var<float> table = tape.leaf(Tensor::full({3, 2}, 1));
+      const Var<float> rows = ops::gather_rows(tape, table, ids);
+      tape.backward(rows, Tensor::full({1}, value).broadcast_to({M, 2}));
+      EXPECT_NEAR(table.grad().item({1, 0}) / sum, 1, limit);
+      EXPECT_EQ(table.grad().item({0, 0}), 0);
+      // Of one row many taps, forward; to one row of the table, backward.
+      const Var<float> mixed = ops::mix_rows(
+          tape, table, {{0, M}, ids, std::vector<double>(ids.size(), static_cast<double>(value))});
+      EXPECT_NEAR(mixed.value().item({0, 1}) / sum, 1, limit);
+      const Var<float> other = tape.leaf(Tensor::full({3, 2}, 1));
+      tape.backward(ops::mix_rows(tape, other, {{0, M}, ids, std::vector<double>(ids.size(), 0.5)}),
+                    Tensor::full({1, 2}, value));
+      EXPECT_NEAR(other.grad().item({1, 1}) / (0.5 * sum), 1, limit);
+      const Var<float> x = tape.leaf(Tensor::full({M, 2}, value));
+      EXPECT_NEAR(
+          ops::segment_mean(tape, x, {0, M}).value().item({0, 1}) / static_cast<double>(value), 1,
+          limit);
+    }
+  }
+}
+
+TEST(LongSums, MeanLossOverManyRows) {
+  const int64_t M = 1000000;
+  Tape<float> tape;
+  const Var<float> logits = tape.leaf(Tensor::full({M, 3}, 1.1));
+  const Var<float> loss =
+      ops::softmax_cross_entropy(tape, logits, std::vector<int64_t>(static_cast<size_t>(M), 1), 0);
+  EXPECT_NEAR(loss.value().item() / std::log(3.0), 1, 1e-6);
+}
+
 }  // namespace
 }  // namespace foci

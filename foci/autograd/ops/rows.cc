@@ -1,7 +1,8 @@
 // gather_rows, mix_rows, segment_mean: output rows are sums of input rows.
 //
 // Backward scatters: the gradient of a table row is the sum, in output order, of the gradients of
-// the rows that it went into.
+// the rows that it went into. Sums of many rows are taken in double, so that their error does not
+// grow with their length.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,6 +16,7 @@ namespace foci::ops {
 namespace {
 
 constexpr int64_t kRowsPerTask = 64;  // enough work to be worth handing to a thread
+constexpr int64_t kChain = 64;        // rows that are added up in T; more go into double
 
 void check_table(const Dims& shape, const char* what) {
   require(shape.size() == 2, "{}: the table is [rows, channels], got {}", what, shape);
@@ -26,6 +28,55 @@ void for_row_blocks(int64_t rows, const std::function<void(int64_t)>& row_task) 
     for (int64_t r = task * kRowsPerTask; r < end; ++r) row_task(r);
   });
 }
+
+// Adds rows to rows of a table [rows, c] of any strides. How many will go to each is told first: to
+// those that get many they are added in double, and to the table when all have come.
+template <class T>
+class Scatter {
+ public:
+  Scatter(const Tensor& into, const std::vector<int64_t>& targets)
+      : into_(into), place_(static_cast<size_t>(into.dim(0)), 0) {
+    for (int64_t row : targets) ++place_[static_cast<size_t>(row)];
+    for (int64_t row = 0; row < into.dim(0); ++row) {
+      int64_t& count = place_[static_cast<size_t>(row)];
+      if (count > kChain) wide_rows_.push_back(row);
+      count = count > kChain ? static_cast<int64_t>(wide_rows_.size()) - 1 : -1;
+    }
+    wide_.assign(wide_rows_.size() * static_cast<size_t>(into.dim(1)), 0.0);
+  }
+
+  // += weight · x [c]
+  void add(int64_t row, T weight, const T* x) {
+    const int64_t c = into_.dim(1), wide = place_[static_cast<size_t>(row)];
+    if (wide >= 0) {
+      double* const sum = wide_.data() + wide * c;
+      for (int64_t i = 0; i < c; ++i) {
+        sum[i] += static_cast<double>(weight) * static_cast<double>(x[i]);
+      }
+      return;
+    }
+    const int64_t step = into_.stride(1);
+    T* const to = into_.data<T>() + row * into_.stride(0);
+    for (int64_t i = 0; i < c; ++i) to[i * step] += weight * x[i];
+  }
+
+  void finish() {
+    const int64_t c = into_.dim(1), step = into_.stride(1);
+    for (size_t w = 0; w < wide_rows_.size(); ++w) {
+      T* const to = into_.data<T>() + wide_rows_[w] * into_.stride(0);
+      const double* const sum = wide_.data() + static_cast<int64_t>(w) * c;
+      for (int64_t i = 0; i < c; ++i) {
+        to[i * step] = static_cast<T>(static_cast<double>(to[i * step]) + sum[i]);
+      }
+    }
+  }
+
+ private:
+  Tensor into_;
+  std::vector<int64_t> place_;  // of a row's sum in double; -1: it has none
+  std::vector<int64_t> wide_rows_;
+  std::vector<double> wide_;
+};
 
 }  // namespace
 
@@ -50,14 +101,10 @@ Var<T> gather_rows(Tape<T>& tape, const Var<T>& table, std::vector<int64_t> rows
   if (!out.needs_grad()) return out;
   tape.record({out}, [rows = std::move(rows), n, c, slot = table.slot(), self = out.slot()] {
     const ProfileScope back(Operator::rows, Pass::backward);
-    const Tensor buffer = slot->buffer();
-    const int64_t stride = buffer.stride(0), step = buffer.stride(1);
-    T* const into = buffer.data<T>();
+    Scatter<T> into(slot->buffer(), rows);
     const T* const dy = self->grad.template data<T>();
-    for (int64_t r = 0; r < n; ++r) {
-      T* const row = into + rows[r] * stride;
-      for (int64_t i = 0; i < c; ++i) row[i * step] += dy[r * c + i];
-    }
+    for (int64_t r = 0; r < n; ++r) into.add(rows[r], T{1}, dy + r * c);
+    into.finish();
   });
   return out;
 }
@@ -88,6 +135,15 @@ Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix) {
   const T* const in = from.data<T>();
   T* const to = y.data<T>();
   for_row_blocks(n, [&](int64_t r) {
+    if (mix.begin[r + 1] - mix.begin[r] > kChain) {
+      std::vector<double> sum(static_cast<size_t>(c), 0.0);
+      for (int64_t t = mix.begin[r]; t < mix.begin[r + 1]; ++t) {
+        const T* const row = in + mix.row[t] * c;
+        for (int64_t i = 0; i < c; ++i) sum[i] += mix.weight[t] * static_cast<double>(row[i]);
+      }
+      for (int64_t i = 0; i < c; ++i) to[r * c + i] = static_cast<T>(sum[i]);
+      return;
+    }
     for (int64_t t = mix.begin[r]; t < mix.begin[r + 1]; ++t) {
       const auto weight = static_cast<T>(mix.weight[t]);
       const T* const row = in + mix.row[t] * c;
@@ -98,17 +154,14 @@ Var<T> mix_rows(Tape<T>& tape, const Var<T>& table, RowMix mix) {
   if (!out.needs_grad()) return out;
   tape.record({out}, [mix = std::move(mix), n, c, slot = table.slot(), self = out.slot()] {
     const ProfileScope back(Operator::rows, Pass::backward);
-    const Tensor buffer = slot->buffer();
-    const int64_t stride = buffer.stride(0), step = buffer.stride(1);
-    T* const into = buffer.data<T>();
+    Scatter<T> into(slot->buffer(), mix.row);
     const T* const dy = self->grad.template data<T>();
     for (int64_t r = 0; r < n; ++r) {
       for (int64_t t = mix.begin[r]; t < mix.begin[r + 1]; ++t) {
-        const auto weight = static_cast<T>(mix.weight[t]);
-        T* const row = into + mix.row[t] * stride;
-        for (int64_t i = 0; i < c; ++i) row[i * step] += weight * dy[r * c + i];
+        into.add(mix.row[t], static_cast<T>(mix.weight[t]), dy + r * c);
       }
     }
+    into.finish();
   });
   return out;
 }
@@ -132,11 +185,12 @@ Var<T> segment_mean(Tape<T>& tape, const Var<T>& x, std::vector<int64_t> offsets
   T* const to = y.data<T>();
   parallel_for(n, [&](int64_t s) {
     if (offsets[s] == offsets[s + 1]) return;
+    std::vector<double> sum(static_cast<size_t>(c), 0.0);
     for (int64_t r = offsets[s]; r < offsets[s + 1]; ++r) {
-      for (int64_t i = 0; i < c; ++i) to[s * c + i] += in[r * c + i];
+      for (int64_t i = 0; i < c; ++i) sum[i] += static_cast<double>(in[r * c + i]);
     }
-    const T share = T{1} / static_cast<T>(offsets[s + 1] - offsets[s]);
-    for (int64_t i = 0; i < c; ++i) to[s * c + i] *= share;
+    const double share = 1 / static_cast<double>(offsets[s + 1] - offsets[s]);
+    for (int64_t i = 0; i < c; ++i) to[s * c + i] = static_cast<T>(sum[i] * share);
   });
   Var<T> out = tape.result(y, {&x});
   if (!out.needs_grad()) return out;
