@@ -152,7 +152,7 @@ TEST(Tensor, SizesThatOverflowAreRefused) {
   constexpr int64_t kHuge = int64_t{1} << 40;
   float x = 0;
   EXPECT_THROW(Tensor::wrap(&x, {kHuge, 2}, {kHuge, 1}, DType::f32), ArgumentError);
-  EXPECT_NO_THROW(Tensor::wrap(&x, {kHuge, kHuge / 4}, {0, 0}, DType::f32).slice(0, 0, 1));
+  EXPECT_NO_THROW(Tensor::wrap(&x, {kHuge, 4}, {0, 0}, DType::f32).slice(0, 0, 1));
   EXPECT_THROW(counting({4}).reshape({kHuge, kHuge, -1}), ArgumentError);
   EXPECT_THROW(counting({4}).select(0, std::numeric_limits<int64_t>::max()), ArgumentError);
   EXPECT_THROW(Tensor::empty({-1}), ArgumentError);

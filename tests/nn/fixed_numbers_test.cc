@@ -146,7 +146,9 @@ TYPED_TEST(FixedNumbers, KerasMultiHeadAttention) {
   // channel h sums head h.
   using T = TypeParam;
   MultiHeadAttention<T> attention({.channels = 8, .heads = 8, .head_size = 8});
+  attention.output->weight.value.fill(0);
   for (Linear<T>* in : {&attention.query, &attention.key, &attention.value}) {
+    in->weight.value.fill(0);
     for (int64_t h = 0; h < 8; ++h) {
       for (int64_t d = 0; d < 8; ++d) in->weight.value.template at<T>(h * 8 + d, d) = 1;
     }

@@ -9,6 +9,7 @@ namespace {
 
 constexpr const char* kEveryLayer = "encoder.layer.*.attention";
 constexpr const char* kPooler = "pooler";
+constexpr double kTokenDeviation = 0.02;
 
 const VitConfig& checked(const VitConfig& c) {
   validate(c);
@@ -82,9 +83,9 @@ struct Vit<T>::Packed {
     offsets.push_back(0);
     for (const auto& [rows, cols] : grids) {
       require(rows >= 1 && cols >= 1, "vit: a grid of {} × {} patches", rows, cols);
-      // More patches than arrived are refused below; so large a number must not overflow first.
-      require(rows <= patches.dim(0) && cols <= patches.dim(0) && rows * cols <= patches.dim(0),
-              "vit: a grid of {} × {} patches, {} patches arrived", rows, cols, patches.dim(0));
+      constexpr int64_t kMost = int64_t{1} << 40;  // far from overflow, in sums too
+      require(rows <= kMost / cols, "vit: a grid of {} × {} patches, there may be up to 2^40", rows,
+              cols);
       offsets.push_back(offsets.back() + rows * cols + extra);
     }
     const auto pictures = static_cast<int64_t>(grids.size());
@@ -111,11 +112,12 @@ Vit<T>::Vit(const VitConfig& config)
   this->add_module("embeddings.patch_embeddings", embedding);
   this->add_module("embeddings", positions);
   if (config_.pooling == Pooling::class_token) {
-    this->add_parameter("embeddings.cls_token", token, {1, config_.width}, false);
+    this->add_normal_parameter("embeddings.cls_token", token, {1, config_.width}, false,
+                               kTokenDeviation);
   }
   this->add_module("encoder", encoder);
   if (config_.pooling == Pooling::attention) {
-    this->add_parameter("pooler.probe", token, {1, config_.width}, false);
+    this->add_normal_parameter("pooler.probe", token, {1, config_.width}, false, kTokenDeviation);
     pooler = std::make_unique<nn::MultiHeadAttention<T>>(encoder_config(config).attention);
     this->add_module(kPooler, *pooler);
   }
@@ -126,7 +128,7 @@ Vit<T>::Vit(const VitConfig& config)
 template <class T>
 void Vit<T>::reset_own(Rng& rng) {
   if (!token.value.defined()) return;
-  for (T& x : token.value.template span<T>()) x = static_cast<T>(0.02 * rng.normal());
+  for (T& x : token.value.template span<T>()) x = static_cast<T>(kTokenDeviation * rng.normal());
 }
 
 template <class T>
