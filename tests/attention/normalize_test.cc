@@ -12,6 +12,7 @@
 
 #include "attention/refusal.h"
 #include "attention/tolerance.h"
+#include "foci/attention/plan.h"
 #include "foci/core/rng.h"
 #include "foci/core/simd_target.h"
 #include "foci/core/threads.h"
@@ -292,6 +293,30 @@ TEST(NormalizeRefusals, NameTheArgument) {
             "dweights: shape [3, 2] given, [2, 3] as of weights is right");
   EXPECT_EQ(refusal([&] { normalize_backward(Softmax{}, rows, rows.to(DType::bf16)); }),
             "dweights: bfloat16 given, float32 as of weights is right");
+}
+
+TEST(Normalize, LongRowsKeepTheirPrecision) {
+  for (const int64_t M : {int64_t{200001}, int64_t{1000000}}) {
+    // One score above the others, so that they count exp(−0.1) each.
+    Tensor scores = Tensor::full({1, M}, 1.1);
+    scores.at<float>(0, 5) = 1.2f;
+    const double gap = std::exp(static_cast<double>(1.1f) - static_cast<double>(1.2f));
+    const double sum = 1 + static_cast<double>(M - 1) * gap;
+    const Tensor p = normalize(Softmax{}, scores);
+    EXPECT_NEAR(p.item({0, 0}) / (gap / sum), 1, 1e-6);
+    EXPECT_NEAR(p.item({0, 5}) * sum, 1, 1e-6);
+  }
+}
+
+TEST(Plain, LongRowsOfValuesKeepTheirPrecision) {
+  for (const double value : {1.1, 0.7, 1.3}) {
+    const int64_t M = 200001;
+    const Tensor k = Tensor::zeros({1, 1, M, 4}), v = Tensor::full({1, 1, M, 4}, value);
+    const Plan plan = Plan::make({}, {.N = 1, .M = M, .D = 4, .Dv = 4},
+                                 {.implementation = Implementation::plain});
+    const Tensor y = plan.bind({.q = Tensor::zeros({1, 1, 1, 4}), .k = k, .v = v}).forward().y;
+    EXPECT_NEAR(y.item({0, 0, 0, 0}) / static_cast<double>(static_cast<float>(value)), 1, 5e-6);
+  }
 }
 
 }  // namespace

@@ -161,5 +161,14 @@ TEST(AttentionRefuses, OverlapWithEachInput) {
   }
 }
 
+TEST(Refusals, ShapesOfTensorsThatAreNotThere) {
+  AttentionInputs in;
+  EXPECT_EQ(refusal([&] { shape_of(in); }), "q: no tensor was given");
+  in.q = Tensor::zeros({2, 3});
+  EXPECT_EQ(refusal([&] { shape_of(in); }), "q: shape [2, 3] arrived, [B, H, N, D] is right");
+  in.q = Tensor::zeros({1, 2, 3, 4});
+  EXPECT_EQ(refusal([&] { shape_of(in); }), "k: no tensor was given");
+}
+
 }  // namespace
 }  // namespace foci

@@ -8,6 +8,7 @@
 
 #include "autograd/gradient_check.h"
 #include "foci/autograd/profile.h"
+#include "foci/nn/optimiser.h"
 
 namespace foci {
 namespace {
@@ -154,6 +155,50 @@ TEST(LmTest, RefusesWhatMakesNoSense) {
   LmConfig bad = small(true);
   bad.heads = 5;
   EXPECT_THROW(Lm<float>{bad}, ArgumentError);
+}
+
+TEST(LmTest, RefusesByName) {
+  const LmConfig good{
+      .vocabulary = 4, .max_length = 8, .width = 16, .layers = 1, .heads = 2, .feed_forward = 16};
+  const auto refusal = [](const auto& f) -> std::string {
+    try {
+      f();
+    } catch (const ArgumentError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  LmConfig c = good;
+  c.vocabulary = 0;
+  EXPECT_EQ(refusal([&] { Lm<float>{c}; }), "lm vocabulary: 0 given, at least 1 is needed");
+  c = good;
+  c.eps = INFINITY;
+  EXPECT_NE(refusal([&] { Lm<float>{c}; }).find("lm eps"), std::string::npos);
+  Lm<float> model(good);
+  Tape<float> tape(false);
+  nn::Context<float> context{.tape = tape};
+  EXPECT_EQ(refusal([&] {
+              model.forward(context, {0, 4}, {2});
+            }),
+            "lm: ids[1] is 4, the vocabulary is [0, 4)");
+}
+
+TEST(LmTest, LearnsWithoutReset) {
+  Lm<float> model(
+      {.vocabulary = 4, .max_length = 8, .width = 16, .layers = 1, .heads = 2, .feed_forward = 16});
+  nn::FlatParameters parameters(model.parameters());
+  nn::AdamW optimiser(parameters, {});
+  double loss = 0;
+  for (int i = 0; i < 60; ++i) {
+    Tape<float> tape;
+    nn::Context<float> context{.tape = tape, .training = true};
+    const auto l = ops::softmax_cross_entropy(
+        tape, model.forward(context, {0, 1, 2, 3, 0, 1, 2}, {7}), {1, 2, 3, 0, 1, 2, 3}, 0);
+    loss = l.value().item();
+    tape.backward(l);
+    optimiser.step(1e-2, 1);
+  }
+  EXPECT_LT(loss, 0.5);
 }
 
 }  // namespace

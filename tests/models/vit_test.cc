@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <filesystem>
 
 #include "autograd/gradient_check.h"
@@ -190,6 +191,21 @@ TEST(VitTest, RefusesPatchesThatDoNotFitTheGrids) {
       },
       {"[6, 5]", "[patches, 4]"});
   expect_error<ArgumentError>([&] { model.look(Tensor::zeros({0, 4}), {{0, 3}}); }, {"grid"});
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  expect_error<ArgumentError>(
+      [&] {
+        model.look(Tensor::zeros({6, 4}), {{kHuge, kHuge}});
+      },
+      {"a grid of 1099511627776"});
+  expect_error<ArgumentError>([&] { model.look(Tensor(), {{2, 3}}); }, {"no patches"});
+  expect_error<ArgumentError>([&] { model.look(Tensor::zeros({0, 4}), {}); }, {"no pictures"});
+  expect_error<ArgumentError>([&] { model.weights(Tensor(), {2, 3}, 0); }, {"shape none"});
+  VitConfig c = small(Pooling::mean);
+  c.patch = kHuge;
+  expect_error<ArgumentError>([&] { Vit<float>{c}; }, {"vit patch"});
+  c = small(Pooling::mean);
+  c.eps = std::numeric_limits<double>::infinity();
+  expect_error<ArgumentError>([&] { Vit<float>{c}; }, {"vit eps"});
 }
 
 TEST(VitConfigTest, JsonRoundTrip) {
