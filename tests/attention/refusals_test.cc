@@ -161,7 +161,7 @@ TEST(AttentionRefuses, OverlapWithEachInput) {
   }
 }
 
-TEST(Refusals, ShapesOfTensorsThatAreNotThere) {
+TEST(RefusedShapes, TensorsThatAreNotThere) {
   AttentionInputs in;
   EXPECT_EQ(refusal([&] { shape_of(in); }), "q: no tensor was given");
   in.q = Tensor::zeros({2, 3});
