@@ -65,7 +65,7 @@ class Forward {
   }
 
   void run() {
-    partial_ = coverage_ ? Tensor::zeros({partial_size_}) : Tensor();
+    partial_.assign(partial_size_, 0.0);
     const int64_t D = p_.shape.D, Dv = p_.shape.Dv;
     const size_t bytes = std::max(kernels_.forward_scratch(map_, most_keys_, D, Dv, coverage_),
                                   narrow_ ? kernels_.narrow_scratch(D, Dv) : size_t{0});
@@ -141,7 +141,7 @@ class Forward {
       }
       fused::make_strip(p_, operands_, s, unit.head, first, count, strips[0]);
       kernels::StripOutputs o = outputs_at(p_, out_, s, unit.head, first);
-      o.coverage = coverage_ ? partial_.data<float>() + partial_at_[u] : nullptr;
+      o.coverage = coverage_ ? partial_.data() + partial_at_[u] : nullptr;
       int64_t skipped = 0;
       o.skipped_pairs = operands_.boxes.defined() ? &skipped : nullptr;
       kernels_.forward(map, strips[0], o, scratch);
@@ -178,12 +178,20 @@ class Forward {
   // Chunk order within a head, whatever thread computed them.
   void add_coverage() {
     out_.coverage.fill(0);
-    for (size_t u = 0; u < units_.size(); ++u) {
-      const Sequence& s = sequences_[units_[u].sequence];
-      const float* from = partial_.data<float>() + partial_at_[u];
-      float* to = out_.coverage.data<float>() +
-                  (s.batch * p_.shape.H + units_[u].head) * p_.shape.M + s.key_begin;
-      for (int64_t j = 0; j < s.keys; ++j) to[j] += from[j];
+    for (size_t u = 0, end; u < units_.size(); u = end) {
+      const Unit& unit = units_[u];
+      for (end = u + 1; end < units_.size() && units_[end].sequence == unit.sequence &&
+                        units_[end].head == unit.head;) {
+        ++end;
+      }
+      const Sequence& s = sequences_[unit.sequence];
+      float* to = out_.coverage.data<float>() + (s.batch * p_.shape.H + unit.head) * p_.shape.M +
+                  s.key_begin;
+      for (int64_t j = 0; j < s.keys; ++j) {
+        double sum = 0;
+        for (size_t n = u; n < end; ++n) sum += partial_[partial_at_[n] + j];
+        to[j] = static_cast<float>(sum);
+      }
     }
   }
 
@@ -198,7 +206,7 @@ class Forward {
   std::vector<int64_t> partial_at_;   // of each unit
   std::vector<int64_t> tasks_ = {0};  // first unit of each task
   int64_t partial_size_ = 0, most_keys_ = 0;
-  Tensor partial_;
+  std::vector<double> partial_;  // coverage of each unit
   std::atomic<int64_t> skipped_pairs_ = 0;
 };
 

@@ -51,34 +51,48 @@ struct Chunk {
   int32_t sequence;
   int32_t kv_head;
   int64_t begin, end;
-  bool first;
+  bool first;          // of its head
+  bool opens;          // its partial sums are no earlier chunk's
   int64_t partial_at;  // dK's [panel, D], then dV's [panel, Dv], padded; −1: dK and dV themselves
   int64_t keys_at;     // sums over queries
 };
 
-// Chunks whose partial sums are held at once: all those of some heads. Where panel < keys it is one
-// head, whose keys are taken panel by panel.
+// Chunks that are taken together: all those of some heads. Where panel < keys it is one head, whose
+// keys are taken panel by panel.
 struct Wave {
-  int64_t begin, end;   // of the chunks
-  int64_t panel, keys;  // keys of a panel and of a sequence, at most
-  int64_t partial;      // floats
-  bool parts;           // one chunk, whose strips leave what they add to dK and dV as parts
+  int64_t begin = 0, end = 0;   // of the chunks
+  int64_t panel = 0, keys = 0;  // keys of a panel and of a sequence, at most
+  int64_t partial = 0;          // floats
+  int64_t at_once = 0;          // chunks whose partial sums are held at once
+  bool parts = false;           // one chunk, whose strips store what they add to dK and dV
+  bool joins = false;  // one head of many queries: groups of `at_once` chunks, joined one by one
 };
 
 struct ChunkRules {
+  int64_t group = 1;    // query heads of a key/value head
   bool panels = false;  // whether keys may be taken panel by panel
   bool parts = false;   // whether strips may leave parts
   int64_t wave = 1024;  // chunks of one wave at most, unless one head has more
 };
 // `row_sums`: gradients that are sums over a row's keys are wanted (scale, slopes); `shared_sums`:
 // such that are added to (tables, and the bias in its matrix or by keys).
-ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums, bool shared_sums);
+ChunkRules chunk_rules(const AttentionSpec& spec, int64_t group, bool row_sums, bool shared_sums);
+
+// How one key/value head's queries are cut.
+struct HeadCut {
+  int64_t step, chunks;  // queries of a chunk
+  int64_t at_once;       // chunks whose partial sums are held at once
+  int64_t panel;         // keys of a panel
+  bool parts, joins;     // as in Wave
+};
+HeadCut cut_head(const ChunkRules& rules, int64_t queries, int64_t keys, int64_t width,
+                 int64_t row);
 
 struct Chunks {
   std::vector<Chunk> list;  // in order of (sequence, kv head, begin)
   std::vector<Wave> waves;
   int64_t most_partial = 0;  // floats of the largest wave
-  bool parts = false;        // whether some wave leaves parts
+  int64_t most_joined = 0;   // floats of a panel whose chunks are joined
   // `row` floats of dK's and dV's padded rows together. `direct`: first chunks need no partial
   // sums.
   void cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t width,
@@ -86,7 +100,7 @@ struct Chunks {
 };
 // Floats of partial sums that a wave of several heads holds at most: 48 MB. One head may need more.
 inline constexpr int64_t kWavePartial = int64_t{12} << 20;
-// most_partial of `groups` equal heads, from above.
+// Upper bound of the partial sums of `groups` equal heads and of what their joins need.
 int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries, int64_t keys,
                        int64_t width, int64_t row);
 

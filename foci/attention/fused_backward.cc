@@ -101,8 +101,9 @@ class Backward {
 
   void run() {
     zeros_.assign(std::max(dk_stride_, dv_stride_), 0.0f);
-    const kernels::Scratch partial(chunks_.most_partial);
+    const kernels::Scratch partial(chunks_.most_partial), joined(chunks_.most_joined);
     partial_ = partial.get();
+    joined_ = joined.get();
     dq_ =
         grads_.dq.defined() ? grads_.dq : (products_ ? Tensor::empty({B_, H_, N_, D_}) : Tensor());
     // Keys that no query's sequence has.
@@ -115,21 +116,24 @@ class Backward {
     const fused::TileContext context{p_, operands_, saved_, up_};
     const bool tables = table1d_ + table2d_ > 0;
     for (const Wave& wave : chunks_.waves) {
-      const int64_t count = wave.end - wave.begin;
-      if (tables) sums_.tables.assign(count * group_ * (table1d_ + table2d_), 0.0);
+      if (tables) sums_.tables.assign(wave.at_once * group_ * (table1d_ + table2d_), 0.0);
       if (wave.panel < wave.keys) {
         constants_.resize(chunks_.list[wave.end - 1].end * group_);
       }
       for (int64_t key = 0; key == 0 || key < wave.keys; key += wave.panel) {
-        if (wave.parts) {
-          chunk_by_parts(context, wave);
-        } else {
-          parallel_for(count, [&](int64_t task) { chunk(context, wave, task, key); });
+        for (int64_t at = wave.begin; at < wave.end; at += wave.at_once) {
+          const int64_t end = std::min(at + wave.at_once, wave.end);
+          if (wave.parts) {
+            chunk_by_parts(context, wave);
+          } else {
+            parallel_for(end - at, [&](int64_t n) { chunk(context, wave, at + n, n, key); });
+          }
+          if (!grads_.dk.defined()) continue;
+          wave.joins ? join_keys(wave, at, end, key) : add_keys(wave, key);
         }
-        if (grads_.dk.defined()) add_keys(wave, key);
         if (wave.panel == 0) break;
       }
-      if (tables) add_tables(wave.begin, wave.end);
+      if (tables) add_tables(wave);
     }
     if (operands_.q_inverse_norm.defined() && grads_.dq.defined()) {
       project_rows(operands_.q, operands_.q_inverse_norm, grads_.dq);
@@ -171,16 +175,23 @@ class Backward {
     // A strip that finds no room for its part is solved again: nothing else may be added to twice.
     const bool shared_sums =
         tables || bias_ == fused::BiasGradient::keys || bias_ == fused::BiasGradient::matrix;
-    fused::ChunkRules rules = fused::chunk_rules(p_.spec, row_sums, shared_sums);
+    fused::ChunkRules rules = fused::chunk_rules(p_.spec, group_, row_sums, shared_sums);
     if (tables) rules.wave = kTableWave;
     const int64_t row = products_ ? dk_stride_ + dv_stride_ : 0;
     chunks_.cut(sequences_, Hk_, kernels_.width, rules, row, adds_in_place(rules.parts));
     for (const Sequence& s : sequences_) most_keys_ = std::max(most_keys_, s.keys);
     if (bias_ == fused::BiasGradient::keys) {
       int64_t at = 0;
-      for (Chunk& c : chunks_.list) {
-        c.keys_at = at;
-        at += group_ * sequences_[c.sequence].keys;
+      for (const Wave& wave : chunks_.waves) {
+        for (int64_t k = wave.begin; k < wave.end; ++k) {
+          Chunk& c = chunks_.list[k];
+          if (!c.opens) {
+            c.keys_at = chunks_.list[k - wave.at_once].keys_at;
+            continue;
+          }
+          c.keys_at = at;
+          at += group_ * sequences_[c.sequence].keys;
+        }
       }
       sums_.keys.assign(at, 0.0);
     }
@@ -223,9 +234,9 @@ class Backward {
     fill(rows.dv, rows.dv_stride, dv_stride_);
   }
 
-  // Task `place` of a wave, over the panel of keys from `key` on.
-  void chunk(const fused::TileContext& context, const Wave& wave, int64_t place, int64_t key) {
-    const int64_t index = wave.begin + place;
+  // Chunk `index` of a wave, task `place`, over the panel of keys from `key` on.
+  void chunk(const fused::TileContext& context, const Wave& wave, int64_t index, int64_t place,
+             int64_t key) {
     const Chunk& c = chunks_.list[index];
     const Sequence& s = sequences_[c.sequence];
     const int64_t tile_size = int64_t{kernels::kMaxStrips} * kernels_.width;
@@ -243,6 +254,7 @@ class Backward {
       for (int64_t first = c.begin; first < c.end; first += tile_size) {
         load(context, s, h, first, std::min(tile_size, c.end - first), tile);
         kernels::TileGradients& g = tile.gradients;
+        g.many_queries = wave.joins;
         if (products_) {
           g.dk = rows.dk;
           g.dk_stride = rows.dk_stride;
@@ -308,6 +320,9 @@ class Backward {
       clear(rows, block * kAddKeys, std::min((block + 1) * kAddKeys, s.keys));
     });
     const int64_t least = fused::least_parts();
+    // What roundings leave of dK's and then dV's rows.
+    std::vector<int16_t> low(static_cast<size_t>(s.keys * (dk_stride_ + dv_stride_)));
+    int16_t* const dv_low = low.data() + s.keys * dk_stride_;
     std::vector<Part> parts;
     int64_t at_once = least;
     for (int64_t at = 0; at < strips * group_; at += static_cast<int64_t>(parts.size())) {
@@ -329,7 +344,8 @@ class Backward {
       parallel_for(blocks, [&](int64_t block) {
         const int64_t from = block * kAddKeys, to = std::min(from + kAddKeys, s.keys);
         for (const Part& part : parts) {
-          kernels_.add_part(part.part, operands_.careful, from, to, D_, Dv_, rows.dk, rows.dv);
+          kernels_.add_part(part.part, operands_.careful, from, to, D_, Dv_, rows.dk, rows.dv,
+                            low.data(), dv_low);
         }
       });
       for (size_t n = 0; n < parts.size(); ++n) {
@@ -403,12 +419,43 @@ class Backward {
     });
   }
 
-  void add_tables(int64_t begin, int64_t end) {
+  // Chunks [begin, end) of one head, likewise: the sums of a group of chunks join dK and dV, and
+  // what their roundings leave is kept for the next group's.
+  void join_keys(const Wave& wave, int64_t begin, int64_t end, int64_t key) {
+    const int64_t blocks = (wave.panel + kAddKeys - 1) / kAddKeys;
+    parallel_for(blocks, [&](int64_t block) {
+      const Chunk& first = chunks_.list[begin];
+      const KeyRows to = rows_in_place(first, key, wave), sum = rows_of(first, key, wave);
+      const int64_t from = block * kAddKeys, count = std::min(kAddKeys, to.count - from);
+      if (count <= 0) return;
+      const auto join = [&](float* own, int64_t own_stride, float* all, int64_t all_stride,
+                            int64_t depth, float* low, auto&& rows) {
+        for (int64_t n = begin + 1; n < end; ++n) {
+          kernels_.add_rows(count, depth, rows(rows_of(chunks_.list[n], key, wave)), own_stride,
+                            own, own_stride, true);
+        }
+        if (begin == wave.begin) {
+          kernels_.add_rows(count, depth, own, own_stride, all, all_stride, false);
+          std::fill(low, low + count * own_stride, 0.0f);
+        } else {
+          kernels_.join_rows(count, depth, own, own_stride, all, all_stride, low, own_stride);
+        }
+      };
+      join(sum.dk + from * sum.dk_stride, sum.dk_stride, to.dk + from * to.dk_stride, to.dk_stride,
+           D_, joined_ + from * dk_stride_,
+           [&](const KeyRows& r) { return r.dk + from * r.dk_stride; });
+      join(sum.dv + from * sum.dv_stride, sum.dv_stride, to.dv + from * to.dv_stride, to.dv_stride,
+           Dv_, joined_ + wave.panel * dk_stride_ + from * dv_stride_,
+           [&](const KeyRows& r) { return r.dv + from * r.dv_stride; });
+    });
+  }
+
+  void add_tables(const Wave& wave) {
     if (table_sums_.empty()) table_sums_.assign(H_ * (table1d_ + table2d_), 0.0);
     const int64_t size = table1d_ + table2d_;
-    for (int64_t k = begin; k < end; ++k) {
-      const double* from = sums_.tables.data() + (k - begin) * group_ * size;
-      double* to = table_sums_.data() + chunks_.list[k].kv_head * group_ * size;
+    for (int64_t place = 0; place < wave.at_once; ++place) {
+      const double* from = sums_.tables.data() + place * group_ * size;
+      double* to = table_sums_.data() + chunks_.list[wave.begin + place].kv_head * group_ * size;
       for (int64_t n = 0; n < group_ * size; ++n) to[n] += from[n];
     }
   }
@@ -477,6 +524,7 @@ class Backward {
   void reduce_key_sums() {
     reduce_bias([&](auto&& element) {
       for (const Chunk& c : chunks_.list) {
+        if (!c.opens) continue;
         const Sequence& s = sequences_[c.sequence];
         for (int64_t g = 0; g < group_; ++g) {
           const double* from = sums_.keys.data() + c.keys_at + g * s.keys;
@@ -545,7 +593,7 @@ class Backward {
   fused::Chunks chunks_;
   std::vector<kernels::RowConstants> constants_;  // [group, queries of a sequence], with panels
   int64_t most_keys_ = 0;
-  float* partial_ = nullptr;
+  float *partial_ = nullptr, *joined_ = nullptr;
   std::vector<float> zeros_;  // a row of K or V
   Tensor dq_;
   Sums sums_;

@@ -14,6 +14,11 @@ constexpr int64_t kMostChunks = 8;
 // Floats of partial sums for one key/value head, above which its keys are taken panel by panel:
 // 16 MB. A panel's tiles pack their queries again, which thousands of keys repay.
 constexpr int64_t kHeadPartial = int64_t{4} << 20;
+// Queries, over all heads that share keys and values, above which sums over them would lose digits
+// in one chain a chunk (and partial sums of all chunks at once be too large). Then chunks are
+// short, and what they add to dK and dV is joined group by group, with the roundings beside it.
+constexpr int64_t kLongQueries = 8192;
+constexpr int64_t kLongChunk = 16;  // strips
 
 }  // namespace
 
@@ -25,31 +30,44 @@ int64_t queries_per_chunk(int64_t queries, int64_t width, int64_t most) {
   return (each + width - 1) / width * width;
 }
 
-ChunkRules chunk_rules(const AttentionSpec& spec, bool row_sums, bool shared_sums) {
+ChunkRules chunk_rules(const AttentionSpec& spec, int64_t group, bool row_sums, bool shared_sums) {
   const bool dot =
       std::holds_alternative<Dot>(spec.score) || std::holds_alternative<Cosine>(spec.score);
   const bool softmax = std::holds_alternative<Softmax>(spec.normalizer);
   ChunkRules rules;
+  rules.group = group;
   rules.panels = softmax && dot && !row_sums && !shared_sums;
   rules.parts = !softmax && dot && !shared_sums;
   return rules;
 }
 
-// Queries from which on partial sums of whole chunks would be too large.
-constexpr int64_t kLongQueries = 8192;
-
-int64_t most_chunks(const ChunkRules& rules, int64_t queries) {
-  if (rules.panels || queries <= kLongQueries) return kMostChunks;
-  if (rules.parts) return 1;
-  // Fewer chunks keep the partial sums small against K and V themselves.
-  return queries <= 32768 ? 4 : 2;
-}
-
-int64_t panel_keys(const ChunkRules& rules, int64_t chunks, int64_t keys, int64_t row) {
-  const int64_t per_key = (chunks - 1) * row;
-  if (!rules.panels || per_key * keys <= kHeadPartial) return std::max<int64_t>(keys, 1);
-  return std::max<int64_t>(1, kHeadPartial / per_key / kernels::kBackwardBlock) *
-         kernels::kBackwardBlock;
+HeadCut cut_head(const ChunkRules& rules, int64_t queries, int64_t keys, int64_t width,
+                 int64_t row) {
+  HeadCut cut;
+  const bool is_long = queries * rules.group > kLongQueries;
+  cut.parts = rules.parts && is_long;
+  cut.joins = is_long && !cut.parts;
+  if (cut.joins) {
+    constexpr int64_t kTile = kernels::kMaxStrips;
+    const int64_t strips = std::max<int64_t>(1, kLongChunk / rules.group);
+    cut.step = (strips + kTile - 1) / kTile * kTile * width;
+  } else {
+    cut.step = queries_per_chunk(queries, width, cut.parts ? 1 : kMostChunks);
+  }
+  cut.chunks = (queries + cut.step - 1) / cut.step;
+  cut.at_once = cut.chunks;
+  if (cut.joins) {
+    // Fewer at once keep the partial sums small against K and V, where keys are not cut too.
+    cut.at_once = std::min(cut.chunks, rules.panels ? kMostChunks : queries <= 32768 ? 4 : 2);
+  }
+  cut.panel = std::max<int64_t>(keys, 1);
+  // What a key takes: its partial sums, and the roundings of their joins.
+  const int64_t per_key = (cut.joins ? cut.at_once + 1 : cut.chunks - 1) * row;
+  if (rules.panels && per_key * keys > kHeadPartial) {
+    cut.panel = std::max<int64_t>(1, kHeadPartial / per_key / kernels::kBackwardBlock) *
+                kernels::kBackwardBlock;
+  }
+  return cut;
 }
 
 void Chunks::cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64_t width,
@@ -57,49 +75,57 @@ void Chunks::cut(const std::vector<Sequence>& sequences, int64_t kv_heads, int64
   for (size_t q = 0; q < sequences.size(); ++q) {
     const Sequence& s = sequences[q];
     if (s.queries == 0) continue;
-    const int64_t step = queries_per_chunk(s.queries, width, most_chunks(rules, s.queries));
-    const int64_t count = (s.queries + step - 1) / step;
-    const int64_t panel = std::min(s.keys, panel_keys(rules, count, s.keys, row));
-    const bool leaves_parts = rules.parts && s.queries > kLongQueries;
+    const HeadCut cut = cut_head(rules, s.queries, s.keys, width, row);
+    const int64_t panel = std::min(s.keys, cut.panel);
+    const bool in_place = direct && !cut.joins;
     for (int64_t hk = 0; hk < kv_heads; ++hk) {
-      const int64_t floats = (count - (direct ? 1 : 0)) * panel * row;
-      if (waves.empty() || panel < s.keys || leaves_parts || waves.back().parts ||
-          waves.back().panel < waves.back().keys || waves.back().partial + floats > kWavePartial ||
-          waves.back().end - waves.back().begin + count > rules.wave) {
+      const int64_t floats = (cut.at_once - (in_place ? 1 : 0)) * panel * row;
+      const auto alone = [](const Wave& wave) {
+        return wave.parts || wave.joins || wave.panel < wave.keys;
+      };
+      if (waves.empty() || panel < s.keys || cut.parts || cut.joins || alone(waves.back()) ||
+          waves.back().partial + floats > kWavePartial ||
+          waves.back().end - waves.back().begin + cut.chunks > rules.wave) {
         const auto at = static_cast<int64_t>(list.size());
-        waves.push_back({at, at, 0, 0, 0, leaves_parts});
-        parts = parts || leaves_parts;
+        waves.push_back({.begin = at, .end = at, .parts = cut.parts, .joins = cut.joins});
       }
       Wave& wave = waves.back();
       wave.panel = std::max(wave.panel, panel);
       wave.keys = std::max(wave.keys, s.keys);
-      for (int64_t at = 0; at < s.queries; at += step) {
-        const bool first = at == 0;
+      for (int64_t n = 0; n < cut.chunks; ++n) {
+        const int64_t at = n * cut.step;
         Chunk c{static_cast<int32_t>(q),
                 static_cast<int32_t>(hk),
                 at,
-                std::min(at + step, s.queries),
-                first,
+                std::min(at + cut.step, s.queries),
+                n == 0,
+                n < cut.at_once,
                 -1,
                 0};
-        if (!(first && direct)) {
+        if (!c.opens) {
+          c.partial_at = list[list.size() - static_cast<size_t>(cut.at_once)].partial_at;
+        } else if (n > 0 || !in_place) {
           c.partial_at = wave.partial;
           wave.partial += panel * row;
         }
         list.push_back(c);
       }
       wave.end = static_cast<int64_t>(list.size());
+      wave.at_once = cut.joins ? cut.at_once : wave.end - wave.begin;
       most_partial = std::max(most_partial, wave.partial);
+      if (cut.joins) most_joined = std::max(most_joined, panel * row);
     }
   }
 }
 
 int64_t partial_floats(const ChunkRules& rules, int64_t groups, int64_t queries, int64_t keys,
                        int64_t width, int64_t row) {
-  const int64_t step = queries_per_chunk(queries, width, most_chunks(rules, queries));
-  const int64_t count = (queries + step - 1) / step;
-  const int64_t group = count * std::min(keys, panel_keys(rules, count, keys, row)) * row;
-  return std::min(groups * group, std::max(group, kWavePartial));
+  const HeadCut cut = cut_head(rules, queries, keys, width, row);
+  const int64_t panel = std::min(keys, cut.panel) * row;
+  const int64_t head = cut.at_once * panel;
+  const int64_t beside = cut.joins ? panel : (cut.parts ? (keys * row + 1) / 2 : 0);
+  if (cut.joins || cut.parts) return head + beside;
+  return std::min(groups * head, std::max(head, kWavePartial));
 }
 
 int64_t least_parts() {

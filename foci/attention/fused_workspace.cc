@@ -37,7 +37,7 @@ class Workspace {
         queries_(product({s_.B, s_.N})),
         keys_(product({s_.B, s_.M})),
         rows_(product({s_.B, s_.H, s_.N})) {
-    rules_ = fused::chunk_rules(spec, false, false);
+    rules_ = fused::chunk_rules(spec, s_.H / std::max<int64_t>(s_.Hk, 1), false, false);
     // Segments are cut one by one, each into as many chunks as its own length asks for, so that
     // eight times their keys is the most.
     const int64_t chunk = fused::queries_per_chunk(s_.N, kernels_.width);
@@ -117,7 +117,7 @@ class Workspace {
     const size_t scratch = std::max(kernels_.forward_scratch(map_, s_.M, s_.D, s_.Dv, coverage),
                                     kernels_.narrow_scratch(s_.D, s_.Dv));
     size_t n = threads_ * piece(scratch) + kGrowth * units * 6 * sizeof(int64_t);
-    if (coverage) n += floats(product({s_.B, s_.H, chunks_, s_.M}));
+    if (coverage) n += product({s_.B, s_.H, chunks_, s_.M}) * sizeof(double);
     return n;
   }
 
@@ -131,7 +131,9 @@ class Workspace {
       return std::min(all, std::max(chunks_ * s_.M * row, fused::kWavePartial));
     }
     size_t most = 0;
-    for (const fused::ChunkRules& rules : {rules_, fused::ChunkRules{}}) {
+    fused::ChunkRules plain;
+    plain.group = rules_.group;
+    for (const fused::ChunkRules& rules : {rules_, plain}) {
       most = std::max(most, static_cast<size_t>(fused::partial_floats(rules, groups, s_.N, s_.M,
                                                                       kernels_.width, row)));
     }

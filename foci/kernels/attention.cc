@@ -62,6 +62,21 @@ void add_rows(int64_t rows, int64_t depth, const float* from, int64_t from_strid
   }
 }
 
+void join_rows(int64_t rows, int64_t depth, const float* from, int64_t from_stride, float* to,
+               int64_t to_stride, float* low, int64_t low_stride) {
+  const DF d;
+  const int64_t L = lanes();
+  for (int64_t r = 0; r < rows; ++r, from += from_stride, to += to_stride, low += low_stride) {
+    for (int64_t i = 0; i < depth; i += L) {
+      const auto n = static_cast<size_t>(HWY_MIN(L, depth - i));
+      VF lo = hn::LoadU(d, low + i);
+      const VF sum = add_exactly(load_first(d, n, from + i), load_first(d, n, to + i), lo);
+      store_first(sum, d, n, to + i);
+      hn::StoreU(lo, d, low + i);
+    }
+  }
+}
+
 bool any_beyond(const float* x, int64_t n) {
   const DF d;
   const int64_t L = lanes();
@@ -91,6 +106,7 @@ const AttentionKernels* attention_table() {
                                       any_beyond,
                                       exponentials,
                                       add_rows,
+                                      join_rows,
                                       box_rows,
                                       widen_run};
   return &table;

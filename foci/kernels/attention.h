@@ -160,7 +160,7 @@ struct StripOutputs {
   float* max_weight = nullptr;
   int64_t* max_key = nullptr;
   float* support = nullptr;
-  float* coverage = nullptr;  // [keys of the sequence], added to
+  double* coverage = nullptr;  // [keys of the sequence], added to
   // Of the whole strip: pairs that the masks (but for drop_key) let through, whose score was not
   // computed.
   int64_t* skipped_pairs = nullptr;
@@ -220,6 +220,7 @@ struct TileGradients {
   int64_t key_end = std::numeric_limits<int64_t>::max();
   RowConstants* constants = nullptr;
   bool later_panel = false;
+  bool many_queries = false;  // of thousands, over which dk and dv are summed: short chains
   // One strip of a sparse map of dot scores: what it would add to dk and dv is left here.
   SparsePart* part = nullptr;
   // The rest is not wanted where it is null. Gradient of the bias matrix, added to, at (first query
@@ -252,9 +253,10 @@ struct AttentionKernels {
   // `strips` follow one another in queries and share everything but mask and q.
   void (*backward)(const RowMap&, const Strip* strips, int count, const TileGradients&,
                    std::byte* scratch);
-  // Adds a part's keys in [key_begin, key_end) to dk and dv (of key 0).
+  // Adds a part's keys in [key_begin, key_end) to dk and dv (of key 0). What roundings leave of
+  // them is kept beside, in rows of the same stride, so that thousands of parts add up.
   void (*add_part)(const SparsePart&, bool careful, int64_t key_begin, int64_t key_end, int64_t D,
-                   int64_t Dv, float* dk, float* dv);
+                   int64_t Dv, float* dk, float* dv, int16_t* dk_low, int16_t* dv_low);
   // NaN in dK and dV of every key that a broken lane of a part sees; dk and dv are of key 0.
   void (*break_keys)(const Strip&, uint32_t broken, bool has_dy, float* dk, float* dv);
   // weights [lanes, keys] of a strip, row stride `stride`; 0 where masked.
@@ -266,6 +268,10 @@ struct AttentionKernels {
   // to [rows, depth] = or += from.
   void (*add_rows)(int64_t rows, int64_t depth, const float* from, int64_t from_stride, float* to,
                    int64_t to_stride, bool accumulate);
+  // to + low [rows, depth] += from: low [rows, low_stride], padded to whole vectors, holds what
+  // roundings of `to` left.
+  void (*join_rows)(int64_t rows, int64_t depth, const float* from, int64_t from_stride, float* to,
+                    int64_t to_stride, float* low, int64_t low_stride);
   // box [2D]: the box of `count` ≥ 1 rows of D ≤ kDeepestBox numbers, none beyond kProductLimit.
   void (*box)(const float* rows, int64_t stride, int64_t count, int64_t D, float* box);
   // n float16 or bfloat16 numbers as floats.

@@ -68,8 +68,8 @@ HWY_INLINE VF power_of_step(VI k) {
 }
 #endif
 
-// e^x for kLeastExponent ≤ x ≤ 0; garbage below, and perhaps a sign on NaN. Relative error below
-// 3e-7, exactly 1 at 0.
+// e^x for kLeastExponent ≤ x ≤ 87; garbage below, and perhaps a sign on NaN. Relative error below
+// 3e-7 for x ≤ 2, exactly 1 at 0.
 //
 // x = n·ln 2/steps + r; float(ln 2) is off by only 1.9e-9, so that one multiply-add reduces the
 // argument. With a table of 2^(i/steps) a polynomial of degree 3 is enough for e^r (minimax in
@@ -96,8 +96,8 @@ HWY_INLINE FloatVec exp_in_range(FloatVec x) {
 #endif
 }
 
-// e^x for x ≤ 0, relative error below 3e-7; exactly 1 at 0, exactly 0 below −87.3 (where results
-// would be subnormal) and at −inf. NaN stays NaN, with a clear sign bit.
+// e^x for x ≤ 0 (and small x above it), relative error below 3e-7; exactly 1 at 0, exactly 0 below
+// −87.3 (where results would be subnormal) and at −inf. NaN stays NaN, with a clear sign bit.
 HWY_INLINE FloatVec exp_nonpositive(FloatTag d, FloatVec x) {
   return hn::Abs(hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kLeastExponent)), exp_in_range(x)));
 }

@@ -70,7 +70,8 @@ std::vector<float> results_of(const Problem& p, const fused::Operands& o, int64_
         kernels::Strip strip;
         fused::make_strip(p, o, q, h, first, std::min(W, q.queries - first), strip);
         const int64_t lanes = strip.mask.lanes, keys = q.keys;
-        std::vector<float> y(lanes * s.Dv), rows(lanes * 4), coverage(keys), weights(lanes * keys);
+        std::vector<float> y(lanes * s.Dv), rows(lanes * 4), weights(lanes * keys);
+        std::vector<double> coverage(keys);
         std::vector<int64_t> max_key(lanes);
         int64_t left_out = 0;
         kernels::StripOutputs out{y.data(),
@@ -107,9 +108,10 @@ std::vector<float> results_of(const Problem& p, const fused::Operands& o, int64_
         g.dv_stride = round(s.Dv);
         const auto backward = scratch(kernels.backward_scratch(map, keys, s.D, s.Dv));
         kernels.backward(map, &strip, 1, g, reinterpret_cast<std::byte*>(backward.get()));
-        for (const auto* v : {&y, &rows, &coverage, &weights, &dq}) {
+        for (const auto* v : {&y, &rows, &weights, &dq}) {
           all.insert(all.end(), v->begin(), v->end());
         }
+        for (const double x : coverage) all.push_back(static_cast<float>(x));
         all.insert(all.end(), dk.get(), dk.get() + dk_size);
         all.insert(all.end(), dv.get(), dv.get() + dv_size);
         for (int64_t key : max_key) all.push_back(static_cast<float>(key));

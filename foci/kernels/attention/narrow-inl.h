@@ -28,7 +28,7 @@ inline size_t narrow_scratch(int64_t D, int64_t Dv) {
   const int64_t L = lanes();
   return static_cast<size_t>(kNarrowRows) *
              (Carver::bytes<float>(D) + Carver::bytes<float>(kKeyBlock) +
-              Carver::bytes<float>(round_up(Dv, L))) +
+              Carver::bytes<float>(round_up(Dv, L)) + Carver::bytes<double>(Dv)) +
          Carver::bytes<float>(L * D) + Carver::bytes<uint32_t>(kKeyBlock) * 2;
 }
 
@@ -38,9 +38,9 @@ struct NarrowState {
   int lane;
   float* q;       // [D]
   float* scores;  // [kKeyBlock] of the block; afterwards e^(s−m), −0 where masked
-  float* acc;     // [Dv] padded to whole vectors
-  float m = -kInf, l = 0, t = 0;
-  float best = -kInf;
+  float* acc;     // [Dv] padded to whole vectors, of the block
+  double* wide;   // [Dv], of earlier blocks
+  SoftmaxSums sums;
   int64_t best_key = -1;
   int64_t seen = 0;
   // Of the block at hand: keys [visible_begin, visible_end) may be seen, but for what `bits` say.
@@ -225,59 +225,74 @@ inline void mark_narrow(NarrowState& row, int64_t count, const uint32_t* bits) {
 
 // ---- softmax and values -------------------------------------------------------------------------
 
-// As softmax_block: scores become e^(s−m), and m, l and t move on. Returns what the sums so far are
-// multiplied by.
+// As softmax_block. Returns what the sums so far are multiplied by.
 inline HWY_NOINLINE float narrow_softmax(NarrowState& row, int64_t begin, int64_t count,
                                          bool entropy, bool max_key, Ahead values) {
   const DF d;
   const int64_t L = lanes();
-  VF max = hn::Set(d, row.m);
+  SoftmaxSums& sums = row.sums;
+  VF max = hn::Set(d, sums.best);
   for (int64_t j = 0; j < count; j += L) max = max_of_scores(hn::Load(d, row.scores + j), max);
   HWY_ALIGN float parts[kMaxLanes];
   hn::Store(max, d, parts);
-  const float old = row.m;
-  for (int64_t i = 0; i < L; ++i) row.m = parts[i] > row.m ? parts[i] : row.m;
-  if (max_key) {
-    for (int64_t j = 0; j < count; ++j) {
-      if (row.scores[j] > row.best) {
-        row.best = row.scores[j];
-        row.best_key = begin + j;
-      }
-    }
+  float best = sums.best;
+  for (int64_t i = 0; i < L; ++i) best = parts[i] > best ? parts[i] : best;
+  if (max_key && best > sums.best) {
+    int64_t j = 0;
+    while (row.scores[j] != best) ++j;
+    row.best_key = begin + j;
   }
+  sums.best = best;
+  const float old = sums.m;
+  if (best > old + kMaxLead) sums.m = best;
   const auto lane0 = [&](VF v) { return hn::GetLane(v); };
-  const VF safe = finite_max(hn::Set(d, row.m)), safe_old = finite_max(hn::Set(d, old));
+  const VF safe = finite_max(hn::Set(d, sums.m));
   const float correction = lane0(exp_nonpositive(d, hn::Sub(hn::Set(d, old), safe)));
-  float l = row.l * correction, t = 0;
-  if (entropy) {
-    t = lane0(hn::MulAdd(hn::Sub(safe_old, safe), hn::Set(d, l), hn::Set(d, row.t * correction)));
-  }
+  HWY_ALIGN float steps[kKeyBlock + kMaxLanes];  // s − m, for the entropy
   for (int64_t j = 0; j < count; j += L) {
     values.fetch(kLineFloats);
     const VF x = hn::Sub(hn::Load(d, row.scores + j), safe);
-    const VF e = exp_nonpositive(d, x);
-    HWY_ALIGN float each[kMaxLanes];
-    HWY_ALIGN float steps[kMaxLanes];
-    hn::Store(e, d, each);
-    const VF floor = hn::Set(d, -1e30f);
-    hn::Store(hn::IfThenElse(hn::Lt(x, floor), floor, x), d, steps);
-    const int64_t n = HWY_MIN(L, count - j);
-    for (int64_t i = 0; i < n; ++i) l += each[i];
-    if (entropy) {
-      VF chain = hn::Set(d, t);
-      for (int64_t i = 0; i < n; ++i) {
-        chain = hn::MulAdd(hn::Set(d, each[i]), hn::Set(d, steps[i]), chain);
-      }
-      t = lane0(chain);
-    }
-    std::memcpy(row.scores + j, each, sizeof(float) * static_cast<size_t>(n));
+    hn::Store(exp_nonpositive(d, x), d, row.scores + j);
+    if (!entropy) continue;
+    const VF floor = hn::Set(d, kLeastExponent);
+    hn::Store(hn::IfThenElse(hn::Lt(x, floor), floor, x), d, steps + j);
   }
-  row.l = l;
-  row.t = t;
+  float l = 0, t = 0;
+  for_runs(begin, count, [&](int64_t from, int64_t to) HWY_ATTR {
+    float run = 0;
+    for (int64_t j = from; j < to; ++j) run += row.scores[j];
+    l += run;
+    if (!entropy) return;
+    VF chain = hn::Zero(d);
+    for (int64_t j = from; j < to; ++j) {
+      chain = hn::MulAdd(hn::Set(d, row.scores[j]), hn::Set(d, steps[j]), chain);
+    }
+    t += lane0(chain);
+  });
+  softmax_join(old, sums.m, correction, l, t, sums.sum, sums.moment);
   return correction;
 }
 
-// acc[r] += Σ_j e[r][j] · v[j], columns [0, C · lanes()) of a chunk. `skip`: −0 is stepped over.
+// wide [n] = wide · factor + acc, and acc = 0, as fold_panel does it.
+inline HWY_NOINLINE void fold_row(int64_t n, float factor, float* acc, double* wide) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> half;
+  const auto step = static_cast<int64_t>(hn::Lanes(d));
+  const auto f = hn::Set(d, double{factor});
+  int64_t i = 0;
+  for (; i + step <= n; i += step) {
+    const auto x = hn::PromoteTo(d, hn::LoadU(half, acc + i));
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, wide + i), f, x), d, wide + i);
+  }
+  for (; i < n; ++i) {
+    const auto sum = hn::MulAdd(hn::Set(d, wide[i]), f, hn::Set(d, double{acc[i]}));
+    wide[i] = hn::GetLane(sum);
+  }
+  std::fill(acc, acc + n, 0.0f);
+}
+
+// acc[r] += Σ_j e[r][j] · v[j] over a run, columns [0, C · lanes()) of a chunk. `skip`: −0 is
+// stepped over.
 template <int R, int C>
 HWY_INLINE void narrow_values(bool skip, int64_t count, int64_t depth, const float* v,
                               int64_t v_stride, int64_t columns, const NarrowState* states,
@@ -288,7 +303,7 @@ HWY_INLINE void narrow_values(bool skip, int64_t count, int64_t depth, const flo
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) acc[r][c] = hn::Load(d, states[r].acc + at + c * L);
+    for (int c = 0; c < C; ++c) acc[r][c] = hn::Zero(d);
   }
   const bool whole = columns >= C * L;
   for (int64_t j = 0; j < count; ++j) {
@@ -315,19 +330,22 @@ HWY_INLINE void narrow_values(bool skip, int64_t count, int64_t depth, const flo
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
+    float* const total = states[r].acc + at;
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) hn::Store(acc[r][c], d, states[r].acc + at + c * L);
+    for (int c = 0; c < C; ++c) {
+      hn::Store(hn::Add(hn::Load(d, total + c * L), acc[r][c]), d, total + c * L);
+    }
   }
 }
 
+// So few keys at a time, a run, that their values stay in the first cache while the columns are
+// gone through. `first` is the block's first key.
 template <int R>
-HWY_NOINLINE void add_narrow_values(bool skip, int64_t count, int64_t depth, const float* v,
-                                    int64_t v_stride, const NarrowState* states) {
+HWY_NOINLINE void add_narrow_values(bool skip, int64_t first, int64_t count, int64_t depth,
+                                    const float* v, int64_t v_stride, const NarrowState* states) {
   const int64_t L = lanes();
-  // So few keys that their values stay in the first cache while the columns are gone through.
-  constexpr int64_t kRun = 32;
-  for (int64_t j = 0; j < count; j += kRun) {
-    const int64_t n = HWY_MIN(kRun, count - j);
+  for_runs(first, count, [&](int64_t j, int64_t end) HWY_ATTR {
+    const int64_t n = end - j;
     int64_t at = 0;
     // Four chains hide each other's latency; more queries have enough of them.
     for (; R <= 2 && at + 4 * L <= depth; at += 4 * L) {
@@ -341,7 +359,7 @@ HWY_NOINLINE void add_narrow_values(bool skip, int64_t count, int64_t depth, con
       narrow_values<R, 1>(skip, n, depth, v + j * v_stride, v_stride, HWY_MIN(L, depth - at),
                           states, j, at);
     }
-  }
+  });
 }
 
 template <int R>
@@ -361,10 +379,12 @@ HWY_NOINLINE void narrow_rows(const NarrowRow* rows, int count, std::byte* scrat
     row.q = mem.take<float>(D);
     row.scores = mem.take<float>(kKeyBlock);
     row.acc = mem.take<float>(round_up(Dv, L));
+    row.wide = mem.take<double>(Dv);
     for (int64_t i = 0; i < D; ++i) {
       row.q[i] = row.strip->q[row.lane * row.strip->q_stride + i];
     }
     std::fill(row.acc, row.acc + round_up(Dv, L), 0.0f);
+    std::fill(row.wide, row.wide + Dv, 0.0);
     const LaneMask& mask = row.strip->mask;
     if (mask.begin[row.lane] < mask.end[row.lane]) {
       begin = HWY_MIN(begin, mask.begin[row.lane]);
@@ -378,6 +398,8 @@ HWY_NOINLINE void narrow_rows(const NarrowRow* rows, int count, std::byte* scrat
   uint32_t* kept = mem.take<uint32_t>(kKeyBlock);
 
   const int64_t first_block = begin / kKeyBlock * kKeyBlock;
+  const bool several = end > first_block + kKeyBlock;
+  float correction[R];
   for (int64_t at = end > 0 ? first_block : end; at < end; at += kKeyBlock) {
     const int64_t lo = HWY_MAX(at, begin), hi = HWY_MIN(at + kKeyBlock, end);
     narrow_scores<R>(hi - lo, D, s0.k + lo * s0.k_stride, s0.k_stride, states, spare);
@@ -387,16 +409,9 @@ HWY_NOINLINE void narrow_rows(const NarrowRow* rows, int count, std::byte* scrat
       const Strip& s = *row.strip;
       finish_narrow(s, row.lane, lo, hi - lo, row.scores);
       mask_narrow(row, lo, hi - lo, bits);
-      const float correction = narrow_softmax(row, lo, hi - lo, entropy, max_key,
-                                              Ahead(s0.v + lo * s0.v_stride, s0.v_stride, Dv));
+      correction[r] = narrow_softmax(row, lo, hi - lo, entropy, max_key,
+                                     Ahead(s0.v + lo * s0.v_stride, s0.v_stride, Dv));
       mark_narrow(row, hi - lo, bits);
-      if (correction != 1) {
-        const DF d;
-        const VF c = hn::Set(d, correction);
-        for (int64_t i = 0; i < Dv; i += L) {
-          hn::Store(hn::Mul(hn::Load(d, row.acc + i), c), d, row.acc + i);
-        }
-      }
       if (s.dropout.threshold > 0) {
         dropout_lanes(s.dropout, lo, nullptr, hi - lo, kept);
         for (int64_t j = 0; j < hi - lo; ++j) {
@@ -410,18 +425,23 @@ HWY_NOINLINE void narrow_rows(const NarrowRow* rows, int count, std::byte* scrat
       std::fill(states[r].scores, states[r].scores + (hi - lo), -0.0f);
       skip = true;
     }
-    add_narrow_values<R>(skip, hi - lo, Dv, s0.v + lo * s0.v_stride, s0.v_stride, states);
+    add_narrow_values<R>(skip, lo, hi - lo, Dv, s0.v + lo * s0.v_stride, s0.v_stride, states);
+    for (int r = 0; several && r < count; ++r) {
+      fold_row(Dv, correction[r], states[r].acc, states[r].wide);
+    }
   }
 
   for (int r = 0; r < count; ++r) {
     const NarrowState& row = states[r];
     const StripOutputs& o = rows[r].out;
     const bool any = row.seen > 0;
-    const float l = row.m == -kInf ? kNaN : row.l;
-    const float inverse = any ? 1.0f / l : 0.0f;
-    if (o.row_stat) *o.row_stat = any ? row.m + std::log(l) : -kInf;
-    if (o.entropy) *o.entropy = any ? std::log(l) - row.t / l : 0.0f;
-    if (o.max_weight) *o.max_weight = inverse;
+    SoftmaxRow made;
+    softmax_results(1, any ? 1 : 0, &row.sums.m, &row.sums.best, &row.sums.sum, &row.sums.moment,
+                    &made);
+    const float inverse = made.inverse;
+    if (o.row_stat) *o.row_stat = made.log_sum;
+    if (o.entropy) *o.entropy = made.entropy;
+    if (o.max_weight) *o.max_weight = made.max_weight;
     if (o.max_key) *o.max_key = any ? row.best_key : -1;
     if (o.support) *o.support = static_cast<float>(row.seen);
     if (o.y == nullptr) continue;
@@ -431,7 +451,9 @@ HWY_NOINLINE void narrow_rows(const NarrowRow* rows, int count, std::byte* scrat
       const uint32_t reached = lanes_with_kept_keys(*row.strip, span, bits);
       if (!(reached >> row.lane & 1u)) factor = 0;
     }
-    for (int64_t i = 0; i < Dv; ++i) o.y[i] = row.acc[i] * factor;
+    for (int64_t i = 0; i < Dv; ++i) {
+      o.y[i] = (several ? static_cast<float>(row.wide[i]) : row.acc[i]) * factor;
+    }
   }
 }
 

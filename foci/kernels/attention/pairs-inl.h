@@ -478,6 +478,43 @@ HWY_INLINE void add_score_w(int64_t depth, const float* dw, double* dscore_w) {
   }
 }
 
+// Panels [D][W] of what one run of keys adds to dq and to the gradient of score_w, zero between
+// runs.
+struct PairSums {
+  float* dq = nullptr;
+  float* dw = nullptr;
+};
+inline size_t pair_sums_bytes(int64_t depth) {
+  return 2 * Carver::bytes<float>(depth * strip_width());
+}
+inline void take_pair_sums(int64_t depth, Carver& mem, PairSums& sums) {
+  for (float** panel : {&sums.dq, &sums.dw}) {
+    *panel = mem.take<float>(depth * strip_width());
+    std::memset(*panel, 0, sizeof(float) * static_cast<size_t>(depth * strip_width()));
+  }
+}
+
+// pair_gradients run by run: `wide` is the dq panel [D][W] in double, and dscore_w [D] may be null.
+inline HWY_NOINLINE void add_pair_gradients(const Strip& s, const KeyRun& keys, const float* rows,
+                                            int64_t stride, const float* panel, const float* ds,
+                                            const float* weights, double* wide, float* dk,
+                                            int64_t dk_stride, double* dscore_w,
+                                            const PairSums& sums) {
+  const int64_t W = strip_width();
+  for (int64_t at = 0, end; at < keys.count; at = end) {
+    const int64_t boundary = (keys[at] / kRunKeys + 1) * kRunKeys;
+    for (end = at + 1; end < keys.count && keys[end] < boundary;) ++end;
+    const KeyRun run{keys.index == nullptr ? keys.begin + at : 0,
+                     keys.index == nullptr ? nullptr : keys.index + at, end - at};
+    pair_gradients(s, run, rows + at * stride, stride, panel, ds + at * W, weights + at * W,
+                   sums.dq, dk, dk_stride, dscore_w != nullptr ? sums.dw : nullptr);
+    fold_panel(s.D, nullptr, sums.dq, wide);
+    if (dscore_w == nullptr) continue;
+    add_score_w(s.D, sums.dw, dscore_w);
+    std::memset(sums.dw, 0, sizeof(float) * static_cast<size_t>(s.D * W));
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace foci::kernels
 HWY_AFTER_NAMESPACE();

@@ -4,8 +4,9 @@
 //   gather_strip   out[d][lane]   += Σ_j rows[j][d] · strip[j][lane]     Yᵀ = VᵀP, dQᵀ = KᵀdS
 //   scatter_strips out[j][d]      += Σ_lane strip[j][lane] · x[lane][d]  dV = P dY, dK = dS Q
 //
-// Each reads K, V and the strip in their natural order. Every output element is one chain of fused
-// multiply-adds in a fixed order, so its bits do not depend on the tile it falls into.
+// Each reads K, V and the strip in their natural order. The order of every element's additions is
+// fixed, so its bits do not depend on the tile it falls into. Sums over keys and queries are cut
+// (RunCut), so that their error does not grow with the length.
 #if defined(FOCI_KERNELS_ATTENTION_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOCI_KERNELS_ATTENTION_PRODUCTS_INL_H_
 #undef FOCI_KERNELS_ATTENTION_PRODUCTS_INL_H_
@@ -18,6 +19,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "foci/kernels/attention.h"
 #include "foci/kernels/math-inl.h"
 #include "foci/kernels/transpose-inl.h"
 
@@ -148,74 +150,121 @@ HWY_INLINE void score_strip(bool half, int64_t count, int64_t depth, const float
   }
 }
 
+// ---- how sums over keys are cut -------------------------------------------------------------
+//
+// A chain of n additions in float32 is off by up to n/2 roundings, all in one direction where the
+// terms are equal. So runs of kRunKeys keys add up in registers before they join the total of a
+// block, and the totals of blocks are added in double. All of it is cut by key number, so that a
+// row's bits depend neither on its strip nor on where that begins.
+
+inline constexpr int64_t kRunKeys = 48;
+static_assert(kKeyBlock % kRunKeys == 0 && kBackwardBlock % kRunKeys == 0);
+
+// Calls f(begin, end) for the runs of rows [0, count) of a block, whose first is key `first`.
+template <class F>
+HWY_INLINE void for_runs(int64_t first, int64_t count, const F& f) {
+  int64_t end = HWY_MIN(count, kRunKeys - first % kRunKeys);
+  for (int64_t at = 0; at < count; at = end, end = HWY_MIN(count, at + kRunKeys)) f(at, end);
+}
+
+// The runs of one block of at most kKeyBlock rows.
+struct RunCut {
+  bool chain = false;  // one chain, which goes on from the total
+  int count = 0;
+  int32_t end[kKeyBlock];  // row after each run
+
+  void add(int64_t row_after) { end[count++] = static_cast<int32_t>(row_after); }
+};
+inline void cut_runs(int64_t first, int64_t count, RunCut& cut) {
+  cut.count = 0;
+  for_runs(first, count, [&](int64_t, int64_t end) { cut.add(end); });
+}
+
 // ---- out += rowsᵀ · strip -------------------------------------------------------------------
 
 template <int R, bool kCareful, bool kHalf>
-HWY_INLINE void gather_rows(int64_t count, const float* HWY_RESTRICT rows, int64_t stride,
+HWY_INLINE void gather_rows(const RunCut& cut, const float* HWY_RESTRICT rows, int64_t stride,
                             const float* HWY_RESTRICT strip, const float* HWY_RESTRICT weights,
                             float* HWY_RESTRICT out) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
-  VF acc0[R];
-  VF acc1[R];
+  int64_t j = 0;
+  for (int n = 0; n < cut.count; ++n) {
+    VF acc0[R];
+    VF acc1[R];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    acc0[r] = hn::Load(d, out + r * W);
-    if constexpr (!kHalf) acc1[r] = hn::Load(d, out + r * W + L);
-  }
-  for (int64_t j = 0; j < count; ++j) {
-    const float* HWY_RESTRICT row = rows + j * stride;
-    const VF b0 = hn::Load(d, strip + j * W);
-    const VF b1 = kHalf ? b0 : hn::Load(d, strip + j * W + L);
-    if constexpr (kCareful) {
-      const hn::Mask<DF> skip0 = is_masked(hn::Load(d, weights + j * W));
-      const hn::Mask<DF> skip1 = kHalf ? skip0 : is_masked(hn::Load(d, weights + j * W + L));
+    for (int r = 0; r < R; ++r) acc0[r] = acc1[r] = hn::Zero(d);
+    if (HWY_UNLIKELY(cut.chain)) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const VF a = hn::Set(d, row[r]);
-        acc0[r] = hn::IfThenElse(skip0, acc0[r], hn::MulAdd(a, b0, acc0[r]));
-        if constexpr (!kHalf) {
-          acc1[r] = hn::IfThenElse(skip1, acc1[r], hn::MulAdd(a, b1, acc1[r]));
-        }
-      }
-    } else {
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const VF a = hn::Set(d, row[r]);
-        acc0[r] = hn::MulAdd(a, b0, acc0[r]);
-        if constexpr (!kHalf) acc1[r] = hn::MulAdd(a, b1, acc1[r]);
+        acc0[r] = hn::Load(d, out + r * W);
+        if constexpr (!kHalf) acc1[r] = hn::Load(d, out + r * W + L);
       }
     }
-  }
+    const int64_t end = cut.end[n];
+    for (; j < end; ++j) {
+      const float* HWY_RESTRICT row = rows + j * stride;
+      const VF b0 = hn::Load(d, strip + j * W);
+      const VF b1 = kHalf ? b0 : hn::Load(d, strip + j * W + L);
+      if constexpr (kCareful) {
+        const hn::Mask<DF> skip0 = is_masked(hn::Load(d, weights + j * W));
+        const hn::Mask<DF> skip1 = kHalf ? skip0 : is_masked(hn::Load(d, weights + j * W + L));
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    hn::Store(acc0[r], d, out + r * W);
-    if constexpr (!kHalf) hn::Store(acc1[r], d, out + r * W + L);
+        for (int r = 0; r < R; ++r) {
+          const VF a = hn::Set(d, row[r]);
+          acc0[r] = hn::IfThenElse(skip0, acc0[r], hn::MulAdd(a, b0, acc0[r]));
+          if constexpr (!kHalf) {
+            acc1[r] = hn::IfThenElse(skip1, acc1[r], hn::MulAdd(a, b1, acc1[r]));
+          }
+        }
+      } else {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const VF a = hn::Set(d, row[r]);
+          acc0[r] = hn::MulAdd(a, b0, acc0[r]);
+          if constexpr (!kHalf) acc1[r] = hn::MulAdd(a, b1, acc1[r]);
+        }
+      }
+    }
+    if (HWY_LIKELY(!cut.chain)) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        acc0[r] = hn::Add(hn::Load(d, out + r * W), acc0[r]);
+        if constexpr (!kHalf) acc1[r] = hn::Add(hn::Load(d, out + r * W + L), acc1[r]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      hn::Store(acc0[r], d, out + r * W);
+      if constexpr (!kHalf) hn::Store(acc1[r], d, out + r * W + L);
+    }
   }
 }
 
 template <bool kCareful, bool kHalf>
-HWY_NOINLINE void gather_strip_as(int64_t count, int64_t depth, const float* rows, int64_t stride,
-                                  const float* strip, const float* weights, float* out) {
+HWY_NOINLINE void gather_strip_as(const RunCut& cut, int64_t depth, const float* rows,
+                                  int64_t stride, const float* strip, const float* weights,
+                                  float* out) {
   const int64_t W = strip_width();
   // 8 rows divide the usual head sizes and still fill AVX-512's pipes.
   constexpr int kRows = kTileRows == 12 ? 8 : kTileRows;
   for_tiles<kRows>(depth, [&](auto tile, int64_t i) HWY_ATTR {
-    gather_rows<tile, kCareful, kHalf>(count, rows + i, stride, strip, weights, out + i * W);
+    gather_rows<tile, kCareful, kHalf>(cut, rows + i, stride, strip, weights, out + i * W);
   });
 }
 
 // out [depth][W] += rows [count, depth]ᵀ · strip [count][W], but for the lanes of a vector without
-// a query. In careful mode entries whose weight is −0 (masked) are stepped over.
-HWY_INLINE void gather_strip(bool half, bool careful, int64_t count, int64_t depth,
+// a query; `cut` has the runs of the `count` rows. In careful mode entries whose weight is −0
+// (masked) are stepped over.
+HWY_INLINE void gather_strip(bool half, bool careful, const RunCut& cut, int64_t depth,
                              const float* rows, int64_t stride, const float* strip,
                              const float* weights, float* out) {
   const auto as = [&](auto halved) {
     if (careful) {
-      gather_strip_as<true, halved>(count, depth, rows, stride, strip, weights, out);
+      gather_strip_as<true, halved>(cut, depth, rows, stride, strip, weights, out);
     } else {
-      gather_strip_as<false, halved>(count, depth, rows, stride, strip, weights, out);
+      gather_strip_as<false, halved>(cut, depth, rows, stride, strip, weights, out);
     }
   };
   if (half) {
@@ -227,17 +276,53 @@ HWY_INLINE void gather_strip(bool half, bool careful, int64_t count, int64_t dep
 
 // ---- out += strip · x -----------------------------------------------------------------------
 
-// Up to three strips one after another share the accumulators.
+// Up to three strips, whose queries add up among themselves before they join the sums.
 struct StripSet {
   const float* strip[3];
   const float* weights[3];  // careful mode: −0 marks what to step over
   int count;
-  int last_lanes;  // of the last strip, which alone may have fewer than W queries
+  int last_lanes;           // of the last strip, which alone may have fewer than W queries
+  bool one_by_one = false;  // each strip's queries for themselves: shorter chains
 };
 
-template <int R, int C, bool kCareful>
+// hi + lo += x, lo within half a rounding of hi: an infinite hi keeps a lo of 0.
+HWY_INLINE VF add_exactly(VF x, VF hi, VF& lo) {
+  const VF sum = hn::Add(hi, x);
+  const VF back = hn::Sub(sum, hi);
+  const VF error = hn::Add(hn::Sub(hi, hn::Sub(sum, back)), hn::Sub(x, back));
+  const VF rest = hn::Add(lo, error);
+  const VF total = hn::Add(sum, hn::IfThenElseZero(hn::Eq(rest, rest), rest));
+  lo = hn::Sub(rest, hn::Sub(total, sum));
+  lo = hn::IfThenElseZero(hn::Eq(lo, lo), lo);
+  return total;
+}
+
+// L numbers of at most half a unit in the last place of `hi`, as add_exactly leaves them, in 16
+// bits each: whole multiples of 2^-15 of that. (bfloat16 would lose digits over tens of thousands
+// of additions.) Beside an infinite or NaN hi they are 0.
+HWY_INLINE VF load_low(VF hi, const int16_t* from) {
+  const DF d;
+  const DI di;
+  const hn::Rebind<int16_t, DI> half;
+  const VF power = hn::BitCast(d, hn::And(hn::BitCast(di, hi), hn::Set(di, 0x7F800000)));
+  const VF x = hn::ConvertTo(d, hn::PromoteTo(di, hn::LoadU(half, from)));
+  const VF lo = hn::Mul(hn::Mul(x, hn::Set(d, 0x1p-39f)), power);
+  return hn::IfThenElseZero(hn::Lt(power, hn::Set(d, kInf)), lo);
+}
+HWY_INLINE void store_low(VF hi, VF lo, int16_t* to) {
+  const DF d;
+  const DI di;
+  const hn::Rebind<int16_t, DI> half;
+  const VI exponent = hn::And(hn::BitCast(di, hi), hn::Set(di, 0x7F800000));
+  const VF inverse = hn::BitCast(d, hn::Sub(hn::Set(di, 254 << 23), exponent));
+  const VF x = hn::Mul(hn::Mul(lo, inverse), hn::Set(d, 0x1p39f));
+  hn::StoreU(hn::DemoteTo(half, hn::NearestInt(x)), half, to);
+}
+
+template <int R, int C, bool kCareful, bool kExact>
 HWY_INLINE void scatter_rows(const StripSet& set, int64_t offset, const float* HWY_RESTRICT x,
-                             int64_t x_stride, float* const* HWY_RESTRICT out) {
+                             int64_t x_stride, float* const* HWY_RESTRICT out,
+                             int16_t* const* HWY_RESTRICT low) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -245,7 +330,7 @@ HWY_INLINE void scatter_rows(const StripSet& set, int64_t offset, const float* H
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) acc[r][c] = hn::Load(d, out[r] + c * L);
+    for (int c = 0; c < C; ++c) acc[r][c] = hn::Zero(d);
   }
   for (int t = 0; t < set.count; ++t) {
     const float* HWY_RESTRICT strip = set.strip[t] + offset;
@@ -272,42 +357,58 @@ HWY_INLINE void scatter_rows(const StripSet& set, int64_t offset, const float* H
         }
       }
     }
-  }
+    if (t + 1 < set.count && !set.one_by_one) continue;
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) hn::Store(acc[r][c], d, out[r] + c * L);
+      for (int c = 0; c < C; ++c) {
+        const VF sum = hn::Load(d, out[r] + c * L);
+        if constexpr (kExact) {
+          VF lo = load_low(sum, low[r] + c * L);
+          const VF total = add_exactly(acc[r][c], sum, lo);
+          hn::Store(total, d, out[r] + c * L);
+          store_low(total, lo, low[r] + c * L);
+        } else {
+          hn::Store(hn::Add(sum, acc[r][c]), d, out[r] + c * L);
+        }
+        acc[r][c] = hn::Zero(d);
+      }
+    }
   }
 }
 
 // With or without an index at compile time: a compiler that turns the choice into masked loads from
 // a null pointer makes the processor suppress a fault for each of them.
-template <int C, bool kCareful, bool kIndexed>
+template <int C, bool kCareful, bool kIndexed, bool kExact>
 HWY_INLINE void scatter_columns(const StripSet& set, int64_t count, const int32_t* index,
-                                const float* x, int64_t x_stride, float* out, int64_t out_stride) {
+                                const float* x, int64_t x_stride, float* out, int64_t out_stride,
+                                int16_t* low) {
   const int64_t W = strip_width();
-  const auto row_of = [&](int64_t j) {
-    if constexpr (kIndexed) return out + index[j] * out_stride;
-    return out + j * out_stride;
-  };
   for_tiles<kTileRows>(count, [&](auto tile, int64_t j) HWY_ATTR {
     float* rows[tile];
-    for (int r = 0; r < tile; ++r) rows[r] = row_of(j + r);
-    scatter_rows<tile, C, kCareful>(set, j * W, x, x_stride, rows);
+    int16_t* lows[tile];
+    for (int r = 0; r < tile; ++r) {
+      const int64_t key = kIndexed ? index[j + r] : j + r;
+      rows[r] = out + key * out_stride;
+      if constexpr (kExact) lows[r] = low + key * out_stride;
+    }
+    scatter_rows<tile, C, kCareful, kExact>(set, j * W, x, x_stride, rows, lows);
   });
 }
 
-template <bool kCareful, bool kIndexed>
+template <bool kCareful, bool kIndexed, bool kExact>
 HWY_NOINLINE void scatter_strips_as(const StripSet& set, int64_t count, const int32_t* index,
                                     int64_t depth, const float* x, int64_t x_stride, float* out,
-                                    int64_t out_stride) {
+                                    int64_t out_stride, int16_t* low) {
   const int64_t L = lanes();
   int64_t c = 0;
   for (; c + 2 * L <= depth; c += 2 * L) {
-    scatter_columns<2, kCareful, kIndexed>(set, count, index, x + c, x_stride, out + c, out_stride);
+    scatter_columns<2, kCareful, kIndexed, kExact>(set, count, index, x + c, x_stride, out + c,
+                                                   out_stride, low + c);
   }
   for (; c < depth; c += L) {
-    scatter_columns<1, kCareful, kIndexed>(set, count, index, x + c, x_stride, out + c, out_stride);
+    scatter_columns<1, kCareful, kIndexed, kExact>(set, count, index, x + c, x_stride, out + c,
+                                                   out_stride, low + c);
   }
 }
 
@@ -318,15 +419,62 @@ HWY_INLINE void scatter_strips(bool careful, const StripSet& set, int64_t count,
                                int64_t x_stride, float* out, int64_t out_stride) {
   const auto as = [&](auto indexed) {
     if (careful) {
-      scatter_strips_as<true, indexed>(set, count, index, depth, x, x_stride, out, out_stride);
+      scatter_strips_as<true, indexed, false>(set, count, index, depth, x, x_stride, out,
+                                              out_stride, nullptr);
     } else {
-      scatter_strips_as<false, indexed>(set, count, index, depth, x, x_stride, out, out_stride);
+      scatter_strips_as<false, indexed, false>(set, count, index, depth, x, x_stride, out,
+                                               out_stride, nullptr);
     }
   };
   if (index != nullptr) {
     as(std::true_type());
   } else {
     as(std::false_type());
+  }
+}
+
+// The same for rows `index` of a sum that thousands of strips add to: out + low, where low holds
+// what roundings of out left (store_low), with out's stride.
+HWY_INLINE void scatter_exactly(bool careful, const StripSet& set, int64_t count,
+                                const int32_t* index, int64_t depth, const float* x,
+                                int64_t x_stride, float* out, int64_t out_stride, int16_t* low) {
+  if (careful) {
+    scatter_strips_as<true, true, true>(set, count, index, depth, x, x_stride, out, out_stride,
+                                        low);
+  } else {
+    scatter_strips_as<false, true, true>(set, count, index, depth, x, x_stride, out, out_stride,
+                                         low);
+  }
+}
+
+// ---- sums in double -------------------------------------------------------------------------
+
+// wide [depth][W] = wide · factor[lane] + panel, and panel = 0. `factor` null: 1.
+inline HWY_NOINLINE void fold_panel(int64_t depth, const float* factor, float* panel,
+                                    double* wide) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> half;
+  const auto step = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t W = strip_width();
+  HWY_ALIGN double factors[kMaxLanes];
+  for (int64_t lane = 0; lane < W; ++lane) factors[lane] = factor != nullptr ? factor[lane] : 1;
+  for (int64_t at = 0; at < depth * W; at += W) {
+    for (int64_t lane = 0; lane < W; lane += step) {
+      const auto x = hn::PromoteTo(d, hn::Load(half, panel + at + lane));
+      double* to = wide + at + lane;
+      hn::Store(hn::MulAdd(hn::Load(d, to), hn::Load(d, factors + lane), x), d, to);
+      hn::Store(hn::Zero(half), half, panel + at + lane);
+    }
+  }
+}
+
+// panel = wide, rounded.
+inline HWY_NOINLINE void unfold_panel(int64_t depth, const double* wide, float* panel) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> half;
+  const auto step = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t at = 0; at < depth * strip_width(); at += step) {
+    hn::Store(hn::DemoteTo(half, hn::Load(d, wide + at)), half, panel + at);
   }
 }
 

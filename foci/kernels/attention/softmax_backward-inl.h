@@ -23,6 +23,11 @@ HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
 namespace HWY_NAMESPACE {
 
+// Keys after which what has been added to dQ is folded into a sum in double. A panel of keys, and a
+// strip's first block, begin at multiples of kBackwardBlock, so that a row's sums are cut by key
+// number alone.
+inline constexpr int64_t kFoldKeys = 4 * kBackwardBlock;
+
 // Keys whose scores are held from the pass that finds row constants to the one that uses them. More
 // are scored twice.
 inline constexpr int64_t kHeldKeys = 4 * kKeyBlock;
@@ -31,16 +36,16 @@ inline size_t backward_scratch(int64_t keys, int64_t D, int64_t Dv) {
   const int64_t W = strip_width(), L = lanes();
   // Per strip: queries, their gradients and dY as panels; weights, their gradients, and what
   // dropout leaves of them.
-  return size_t{kMaxStrips} *
-             (Carver::bytes<float>(panel_floats(D)) + Carver::bytes<float>(D * W) +
-              Carver::bytes<float>(Dv * W) + 3 * Carver::bytes<float>(kBackwardBlock * W) +
-              Carver::bytes<float>(HWY_MIN(keys, kHeldKeys) * W)) +
+  return size_t{kMaxStrips} * (Carver::bytes<float>(panel_floats(D)) + Carver::bytes<float>(D * W) +
+                               Carver::bytes<double>(D * W) + Carver::bytes<float>(Dv * W) +
+                               3 * Carver::bytes<float>(kBackwardBlock * W) +
+                               Carver::bytes<float>(HWY_MIN(keys, kHeldKeys) * W)) +
          Carver::bytes<float>(kMaxStrips * W * round_up(D, L)) +
          Carver::bytes<float>(kMaxStrips * W * round_up(Dv, L)) +
          Carver::bytes<float>(kKeyBlock * W) + Carver::bytes<uint32_t>(kKeyBlock) +
-         // Y; scaled V; products and uncapped scores; the gradient of score_w.
+         // Y; scaled V; products and uncapped scores; sums of pairs.
          Carver::bytes<float>(Dv * W) + Carver::bytes<float>(kBackwardBlock * Dv) +
-         2 * Carver::bytes<float>(kBackwardBlock * W) + Carver::bytes<float>(D * W);
+         2 * Carver::bytes<float>(kBackwardBlock * W) + pair_sums_bytes(D);
 }
 
 // One strip's panels and row constants.
@@ -48,7 +53,9 @@ struct BackwardStrip {
   KeySpan span;
   float* q_panel;  // scaled
   float* dy_panel;
-  float* dq;       // [D][W] accumulators
+  float* dq;       // [D][W] of the blocks since the last fold
+  double* wide;    // [D][W] of those before, where there are any
+  bool folds;      // whether there are, or may be
   float* weights;  // [block][W]
   float* dscores;  // [block][W]
   float* kept;     // [block][W] weights after dropout, or `weights` itself
@@ -127,7 +134,7 @@ inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradien
     b.inverse[lane] = 1;
     recompute = recompute || (used && std::abs(lse) > kCoarse && lse != -kInf);
   }
-  HWY_ALIGN float covered[kMaxLanes] = {};
+  double covered[kMaxLanes] = {};
   if (recompute) {
     SoftmaxRows r;
     softmax_begin(r);
@@ -140,24 +147,28 @@ inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradien
                     sizeof(float) * static_cast<size_t>((hi - lo) * W));
         b.held_end = hi;
       }
-      softmax_block(false, scores_of(s, b.span, lo, hi), hi - lo, strip, r);
+      softmax_block(false, scores_of(s, b.span, lo, hi), hi - lo, strip, r, nullptr, lo);
       if (s.careful) mask_strip(hi - lo, bits, -0.0f, strip);
       if (g.dcoverage == nullptr) continue;
-      VF c0 = hn::Mul(hn::Load(d, covered), hn::Load(d, r.correction));
-      VF c1 = hn::Mul(hn::Load(d, covered + L), hn::Load(d, r.correction + L));
-      for (int64_t j = lo; j < hi; ++j) {
-        const VF c = hn::Set(d, g.dcoverage[j]);
-        const VF e0 = hn::Load(d, strip + (j - lo) * W), e1 = hn::Load(d, strip + (j - lo) * W + L);
-        c0 = hn::IfThenElse(is_masked(e0), c0, hn::MulAdd(e0, c, c0));
-        c1 = hn::IfThenElse(is_masked(e1), c1, hn::MulAdd(e1, c, c1));
-      }
-      hn::Store(c0, d, covered);
-      hn::Store(c1, d, covered + L);
+      HWY_ALIGN float part[kMaxLanes];
+      for (int lane = 0; lane < W; ++lane) covered[lane] *= r.correction[lane];
+      for_runs(lo, hi - lo, [&](int64_t from, int64_t to) HWY_ATTR {
+        VF c0 = hn::Zero(d), c1 = c0;
+        for (int64_t j = from; j < to; ++j) {
+          const VF c = hn::Set(d, g.dcoverage[lo + j]);
+          const VF e0 = hn::Load(d, strip + j * W), e1 = hn::Load(d, strip + j * W + L);
+          c0 = hn::IfThenElse(is_masked(e0), c0, hn::MulAdd(e0, c, c0));
+          c1 = hn::IfThenElse(is_masked(e1), c1, hn::MulAdd(e1, c, c1));
+        }
+        hn::Store(c0, d, part);
+        hn::Store(c1, d, part + L);
+        for (int lane = 0; lane < W; ++lane) covered[lane] += part[lane];
+      });
     }
     for (int lane = 0; lane < s.mask.lanes; ++lane) {
       const float lse = g.row_stat[first + lane];
-      const float inverse = 1.0f / r.l[lane];
-      covered[lane] = lse == -kInf ? 0.0f : covered[lane] * inverse;
+      const auto inverse = static_cast<float>(1 / r.sum[lane]);
+      covered[lane] = lse == -kInf ? 0.0 : covered[lane] / r.sum[lane];
       if (std::abs(lse) > kCoarse && lse != -kInf) {
         b.m[lane] = r.m[lane];
         b.inverse[lane] = inverse;
@@ -171,7 +182,7 @@ inline HWY_NOINLINE void softmax_row_constants(const Strip& s, const TileGradien
     // Summed in the order in which score_gradients adds to dP, so that equal terms cancel exactly.
     float shift = b.delta[lane];
     if (g.dmax_weight) shift += g.dmax_weight[i] * g.max_weight[i];
-    shift += covered[lane];
+    shift += static_cast<float>(covered[lane]);
     if (g.drow_stat) shift -= g.drow_stat[i];
     if (g.dentropy) {
       // dS gets −dH·p·(ln p + H), and ln p = (s − m) + ln(inverse): constants join the shift.
@@ -245,11 +256,11 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
   float* product = detour && g.row_scale ? mem.take<float>(kBackwardBlock * W) : nullptr;
   float* uncapped = s0.softcap > 0 ? mem.take<float>(kBackwardBlock * W) : nullptr;
   float* scaled_v = dropout ? mem.take<float>(kBackwardBlock * Dv) : nullptr;
-  float* dw = nullptr;
-  if (g.dscore_w != nullptr) {
-    dw = mem.take<float>(D * W);
-    std::memset(dw, 0, sizeof(float) * static_cast<size_t>(D * W));
-  }
+  // Behind what every block reads and writes: rarely touched.
+  for (int t = 0; t < count; ++t) b[t].wide = mem.take<double>(D * W);
+  PairSums pair_sums;
+  if (pairs) take_pair_sums(D, mem, pair_sums);
+  RunCut cut;
 
   int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
   for (int t = 0; t < count; ++t) {
@@ -280,11 +291,16 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
   }
   begin = HWY_MAX(begin, g.key_begin);
   end = HWY_MIN(end, g.key_end);
-  for (int64_t at = begin; at < end; at += kBackwardBlock) {
-    const int64_t stop = HWY_MIN(at + kBackwardBlock, end);
+  for (int t = 0; t < count; ++t) {
+    b[t].folds = pairs || (begin < end && begin / kFoldKeys != (end - 1) / kFoldKeys);
+    if (b[t].folds) std::memset(b[t].wide, 0, sizeof(double) * static_cast<size_t>(D * W));
+  }
+  for (int64_t at = begin, stop; at < end; at = stop) {
+    stop = HWY_MIN((at / kBackwardBlock + 1) * kBackwardBlock, end);
     StripSet weights{}, dscores{};
     weights.count = dscores.count = count;
     weights.last_lanes = dscores.last_lanes = strips[count - 1].mask.lanes;
+    weights.one_by_one = dscores.one_by_one = g.many_queries;
     const float* v = s0.v + at * s0.v_stride;
     int64_t v_stride = s0.v_stride;
     if (dropout && g.dy != nullptr) {
@@ -354,12 +370,13 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
       if (g.dq == nullptr) continue;
       const float* rows = s.k + lo * s.k_stride;
       if (pairs) {
-        pair_gradients(s, keys, rows, s.k_stride, b[t].q_panel, ds, p, b[t].dq, g.dk, g.dk_stride,
-                       dw);
+        add_pair_gradients(s, keys, rows, s.k_stride, b[t].q_panel, ds, p, b[t].wide, g.dk,
+                           g.dk_stride, g.dscore_w, pair_sums);
       } else {
-        gather_strip(half_strip(s.mask.lanes), s.careful, hi - lo, D, rows, s.k_stride, ds, p,
-                     b[t].dq);
+        cut_runs(lo, hi - lo, cut);
+        gather_strip(half_strip(s.mask.lanes), s.careful, cut, D, rows, s.k_stride, ds, p, b[t].dq);
       }
+      if (b[t].folds && stop % kFoldKeys == 0) fold_panel(D, nullptr, b[t].dq, b[t].wide);
     }
     if (g.dq == nullptr) continue;
     if (g.dy != nullptr) {
@@ -376,13 +393,16 @@ inline void backward_softmax(const Strip* strips, int count, const TileGradients
     HWY_ALIGN float factor[kMaxLanes];
     for (float& x : factor) x = dot_scale(strips[t]);
     float* dq = g.dq + t * W * g.dq_stride;
+    if (b[t].folds) {
+      fold_panel(D, nullptr, b[t].dq, b[t].wide);
+      unfold_panel(D, b[t].wide, b[t].dq);
+    }
     if (g.later_panel) {
       unpack_panel<true>(strips[t].mask.lanes, D, b[t].dq, factor, dq, g.dq_stride);
     } else {
       unpack_panel(strips[t].mask.lanes, D, b[t].dq, factor, dq, g.dq_stride);
     }
   }
-  if (dw != nullptr) add_score_w(D, dw, g.dscore_w);
 }
 
 }  // namespace HWY_NAMESPACE

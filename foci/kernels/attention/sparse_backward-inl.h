@@ -198,7 +198,8 @@ inline HWY_NOINLINE void break_gradients(const Strip& s, const TileGradients& g,
 }
 
 inline void add_part(const SparsePart& p, bool careful, int64_t key_begin, int64_t key_end,
-                     int64_t D, int64_t Dv, float* dk, float* dv) {
+                     int64_t D, int64_t Dv, float* dk, float* dv, int16_t* dk_low,
+                     int16_t* dv_low) {
   const int64_t W = strip_width(), L = lanes();
   const int64_t q_stride = round_up(D, L), dy_stride = round_up(Dv, L);
   const int32_t* begin = std::lower_bound(p.index, p.index + p.count, key_begin);
@@ -213,11 +214,11 @@ inline void add_part(const SparsePart& p, bool careful, int64_t key_begin, int64
     const float* from = p.dscores + (at + u) * W;
     for (int64_t i = 0; careful && i < n * W; ++i) marks[i] = from[i] == 0 ? -0.0f : 0.0f;
     const StripSet dscores{{from}, {careful ? marks : from}, 1, p.lanes};
-    scatter_strips(careful, dscores, n, begin + u, D, p.q_rows, q_stride, dk, q_stride);
+    scatter_exactly(careful, dscores, n, begin + u, D, p.q_rows, q_stride, dk, q_stride, dk_low);
   }
   if (p.dy_rows == nullptr) return;
   const StripSet kept{{weights}, {weights}, 1, p.lanes};
-  scatter_strips(careful, kept, count, begin, Dv, p.dy_rows, dy_stride, dv, dy_stride);
+  scatter_exactly(careful, kept, count, begin, Dv, p.dy_rows, dy_stride, dv, dy_stride, dv_low);
 }
 
 inline void break_keys(const Strip& s, uint32_t broken, bool has_dy, float* dk, float* dv) {
@@ -236,7 +237,10 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   const bool detour = wants_score_gradients(s, g);
   Carver mem(memory);
   float* q_panel = mem.take<float>(panel_floats(D));
-  float* dq = mem.take<float>(D * W);
+  ListSums sums_q;
+  take_list_sums(keys, D, mem, sums_q);
+  PairSums pair_sums;
+  take_pair_sums(D, mem, pair_sums);
   float* dy_panel = mem.take<float>(Dv * W);
   float* q_rows = mem.take<float>(W * q_stride);
   float* dy_rows = mem.take<float>(W * dy_stride);
@@ -250,8 +254,6 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   float* product = mem.take<float>(block * W);
   float* uncapped = mem.take<float>(block * W);
   float* broken_ds = mem.take<float>(block * W);
-  float* dw = g.dscore_w != nullptr ? mem.take<float>(D * W) : nullptr;
-  if (dw != nullptr) std::memset(dw, 0, sizeof(float) * static_cast<size_t>(D * W));
   pack_queries(s, q_panel);
   pack_rows(s.mask.lanes, D, s.q, s.q_stride, dot_scale(s), q_rows, q_stride);
   if (g.dy != nullptr) {
@@ -260,7 +262,6 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     pack_panel(s.mask.lanes, Dv, dy, g.dy_stride, kept, dy_panel);
     pack_rows(s.mask.lanes, Dv, dy, g.dy_stride, kept, dy_rows, dy_stride);
   }
-  std::memset(dq, 0, sizeof(float) * static_cast<size_t>(D * W));
 
   solve_rows(map, s, span, q_panel, scratch, p, g.row_stat + first, f);
   if (g.dy == nullptr) std::fill(ds, ds + p.count * W, 0.0f);
@@ -290,6 +291,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   }
 
   RowSums sums;
+  std::memset(sums_q.wide, 0, sizeof(double) * static_cast<size_t>(D * W));
   for (int64_t u = 0; u < p.count; u += kKeyBlock) {
     const KeyRun run{0, p.index + u, HWY_MIN(p.count - u, kKeyBlock)};
     float* part = ds + u * W;
@@ -304,14 +306,13 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     if (g.dq == nullptr) continue;
     const float* weights = p.weights + u * W;
     if (s.score == ScoreKind::dot) {
-      gather_strip(half_strip(s.mask.lanes), s.careful, run.count, D, k.rows, k.stride, part,
-                   weights, dq);
       if (g.part != nullptr) continue;
       const StripSet dscores{{part}, {weights}, 1, s.mask.lanes};
       scatter_strips(s.careful, dscores, run.count, run.index, D, q_rows, q_stride, g.dk,
                      g.dk_stride);
     } else {
-      pair_gradients(s, run, k.rows, k.stride, q_panel, part, weights, dq, g.dk, g.dk_stride, dw);
+      add_pair_gradients(s, run, k.rows, k.stride, q_panel, part, weights, sums_q.wide, g.dk,
+                         g.dk_stride, g.dscore_w, pair_sums);
     }
     if (g.dy == nullptr) continue;
     if (dropout) {
@@ -321,6 +322,13 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     const StripSet left{{weights}, {weights}, 1, s.mask.lanes};
     scatter_strips(s.careful, left, run.count, run.index, Dv, dy_rows, dy_stride, g.dv,
                    g.dv_stride);
+  }
+  if (g.dq != nullptr && s.score == ScoreKind::dot) {
+    gather_list(s, p, D, s.k, s.k_stride, sums_q, [&](int64_t u, int64_t) {
+      return ListPiece{ds + u * W, p.weights + u * W};
+    });
+  } else if (g.dq != nullptr) {
+    unfold_panel(D, sums_q.wide, sums_q.few);
   }
   if (g.part != nullptr) {
     *g.part = {p.count,      p.index, ds, p.weights, q_rows, g.dy != nullptr ? dy_rows : nullptr,
@@ -337,9 +345,8 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
     for (int lane = 0; lane < kMaxLanes; ++lane) {
       factor[lane] = p.broken >> lane & 1u ? kNaN : dot_scale(s);
     }
-    unpack_panel(s.mask.lanes, D, dq, factor, g.dq + first * g.dq_stride, g.dq_stride);
+    unpack_panel(s.mask.lanes, D, sums_q.few, factor, g.dq + first * g.dq_stride, g.dq_stride);
   }
-  if (dw != nullptr) add_score_w(D, dw, g.dscore_w);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -14,6 +14,7 @@
 #include "foci/kernels/attention/normalizers/sparsemax-inl.h"
 #include "foci/kernels/attention/normalizers/topk-inl.h"
 #include "foci/kernels/attention/softmax_forward-inl.h"
+#include "foci/kernels/attention/sparse_gather-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace foci::kernels {
@@ -76,16 +77,15 @@ inline size_t solve_scratch_bytes(const RowMap& map, int64_t keys) {
 // For forward and for weights.
 inline size_t sparse_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
   const int64_t W = strip_width();
-  return Carver::bytes<float>(panel_floats(D)) + Carver::bytes<float>(Dv * W) +
-         solve_scratch_bytes(map, keys) + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * Dv) +
-         Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * W);
+  return Carver::bytes<float>(panel_floats(D)) + solve_scratch_bytes(map, keys) +
+         list_sums_bytes(keys, Dv) + Carver::bytes<float>(HWY_MIN(keys, kKeyBlock) * W);
 }
 
 inline size_t sparse_backward_scratch(const RowMap& map, int64_t keys, int64_t D, int64_t Dv) {
   const int64_t W = strip_width(), L = lanes();
   const int64_t block = HWY_MIN(keys, kKeyBlock);
-  // Queries, their gradients and those of score_w; dY.
-  return Carver::bytes<float>(panel_floats(D)) + 2 * Carver::bytes<float>(D * W) +
+  // Queries and their gradients; sums of pairs; dY.
+  return Carver::bytes<float>(panel_floats(D)) + list_sums_bytes(keys, D) + pair_sums_bytes(D) +
          Carver::bytes<float>(Dv * W) + Carver::bytes<float>(W * round_up(D, L)) +
          Carver::bytes<float>(W * round_up(Dv, L)) +
          2 * Carver::bytes<float>((most_weights(map, keys) + 1) * W) +
@@ -155,7 +155,7 @@ inline HWY_NOINLINE void sparse_entropy(const SparseStrip& p, float* entropy) {
 }
 
 // coverage[key] += Σ_lanes weight
-inline HWY_NOINLINE void add_sparse_coverage(const SparseStrip& p, float* coverage) {
+inline HWY_NOINLINE void add_sparse_coverage(const SparseStrip& p, double* coverage) {
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
@@ -172,14 +172,13 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   const int64_t keys = span.end - span.begin;
   Carver mem(memory);
   float* panel = mem.take<float>(panel_floats(s.D));
-  float* acc = mem.take<float>(s.Dv * W);
   SparseStrip p;
   SolveScratch scratch;
   take_solve_scratch(map, keys, mem, p, scratch);
-  float* values = mem.take<float>(HWY_MIN(keys, kKeyBlock) * s.Dv);
+  ListSums sums;
+  take_list_sums(keys, s.Dv, mem, sums);
   float* dropped = mem.take<float>(HWY_MIN(keys, kKeyBlock) * W);
   pack_queries(s, panel);
-  std::memset(acc, 0, sizeof(float) * static_cast<size_t>(s.Dv * W));
 
   p.wants_key = o.max_key != nullptr;
   scratch.blocks.counts_skipped = o.skipped_pairs != nullptr;
@@ -212,25 +211,21 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
     }
   });
 
-  // From here on the weights are what multiplies values.
-  for (int64_t u = 0; u < p.count; u += kKeyBlock) {
-    const int64_t n = HWY_MIN(p.count - u, kKeyBlock);
-    const RowBlock v = rows_together(n, p.index + u, s.Dv, s.v, s.v_stride, values);
+  if (o.y == nullptr) return;
+  gather_list(s, p, s.Dv, s.v, s.v_stride, sums, [&](int64_t u, int64_t n) {
     const float* weights = p.weights + u * W;
     if (s.dropout.threshold > 0) {
       drop_weights(s.dropout, 0, p.index + u, n, weights, dropped);
       weights = dropped;
     }
-    gather_strip(half_strip(s.mask.lanes), s.careful, n, s.Dv, v.rows, v.stride, weights, weights,
-                 acc);
-  }
-  if (o.y == nullptr) return;
+    return ListPiece{weights, weights};
+  });
   const uint32_t reached = p.broken != 0 ? lanes_with_kept_keys(s, span, scratch.bits) : ~0u;
   const float kept = kept_scale(s.dropout);
   for (int lane = 0; lane < kMaxLanes; ++lane) {
     factor[lane] = reached >> lane & 1u ? factor[lane] * kept : 0.0f;
   }
-  unpack_panel(s.mask.lanes, s.Dv, acc, factor, o.y, o.y_stride);
+  unpack_panel(s.mask.lanes, s.Dv, sums.few, factor, o.y, o.y_stride);
 }
 
 // weights[lane][j], j over the span; zero elsewhere was written by the caller.

@@ -64,14 +64,20 @@ HWY_INLINE void sum_rows(int64_t count, const int32_t* index, VF (&total)[N], co
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) blocks[n] = hn::Add(blocks[n], part[n]);
     }
-    // What rounding takes from the sum joins the next blocks (Kahan 1965); of infinity, nothing.
+    // What rounding takes from the sum is kept beside it (Knuth's two-sum) until the end: blocks in
+    // which a lane has nothing then change nothing of it.
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
-      const VF more = hn::Add(blocks[n], lost[n]), sum = hn::Add(total[n], more);
-      const VF rest = hn::Sub(more, hn::Sub(sum, total[n]));
-      lost[n] = hn::IfThenElseZero(hn::Eq(rest, rest), rest);
+      const VF sum = hn::Add(total[n], blocks[n]), back = hn::Sub(sum, total[n]);
+      lost[n] = hn::Add(lost[n],
+                        hn::Add(hn::Sub(total[n], hn::Sub(sum, back)), hn::Sub(blocks[n], back)));
       total[n] = sum;
     }
+  }
+#pragma GCC unroll 4
+  for (int n = 0; n < N; ++n) {
+    // Of infinity, nothing.
+    total[n] = hn::Add(total[n], hn::IfThenElseZero(hn::Eq(lost[n], lost[n]), lost[n]));
   }
 }
 
