@@ -24,11 +24,17 @@ RowFairness row_fairness(const AttentionSpec& spec, const reference::Forward& f,
   if (seen.size() < 2) return fair;
   std::sort(seen.begin(), seen.end(), std::greater<>());
   const double error = 8 * kEps * size;
-  const auto decided = [&](double gap) { return gap == 0 || gap > 2 * error; };
-  fair.largest = decided(seen[0] - seen[1]);
+  // Whether every other score is clearly above or below this one, or equal to it. (Two that a
+  // softcap makes equal in double may have a third so near that all are equal in float32.)
+  const auto decided = [&](double score) {
+    return std::none_of(seen.begin(), seen.end(), [&](double s) {
+      return s != score && std::abs(s - score) <= 2 * error;
+    });
+  };
+  fair.largest = decided(seen[0]);
   if (const auto* t = std::get_if<TopK>(&spec.normalizer)) {
     const auto k = static_cast<uint64_t>(t->k);
-    if (k < seen.size()) fair.forward = decided(seen[k - 1] - seen[k]);
+    if (k < seen.size()) fair.forward = decided(seen[k - 1]) && decided(seen[k]);
   }
   double alpha = 0;
   if (std::holds_alternative<Sparsemax>(spec.normalizer)) alpha = 2;
