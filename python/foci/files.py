@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Union, cast
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def load(path: Path) -> Tensors:
     """
     where = _path("path", path)
     arrays, _, unreadable = _core.load(where)
-    tensors = Tensors(arrays)
+    tensors = Tensors(cast(Dict[str, np.ndarray], arrays))
     tensors.unreadable = dict(unreadable)
     tensors._path = os.fsdecode(where)
     return tensors

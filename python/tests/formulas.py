@@ -22,6 +22,12 @@ def steep_weights(s, alpha):
 
 def sparse_weights(s, alpha):
     """[(alpha - 1) s - tau]_+ ** (1 / (alpha - 1)) by bisection; -inf rows give zeros."""
+    if np.ndim(alpha) > 0:  # an array that broadcasts to the scores: each number's rows alone
+        s, alpha = np.broadcast_arrays(s, alpha)
+        p = np.empty(s.shape)
+        for row in np.ndindex(*s.shape[:-1]):
+            p[row] = sparse_weights(s[row], float(alpha[row][0]))
+        return p
     if alpha > 2:
         return np.apply_along_axis(steep_weights, -1, s, alpha)
     z = (alpha - 1) * s

@@ -206,6 +206,9 @@ def test_gradients_equal_eager(kind: str, padding: bool) -> None:
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"cache_implementation": "static"}],
                          ids=["greedy", "beams", "static"])
 def test_generate_equals_eager(kind: str, options: Dict[str, Any]) -> None:
+    if kind == "gpt_neo" and "cache_implementation" in options:
+        pytest.skip("GPT-Neo's local layers count the empty slots of a static cache as tokens: "
+                    "eager gives other tokens than with a cache that grows")
     models = pair(kind, torch.float32)
     ids, mask = torch.randint(2, 100, (3, 10)), padded(kind)
     tokens = [m.generate(input_ids=ids, attention_mask=mask, max_new_tokens=12, do_sample=False,
