@@ -121,36 +121,72 @@ struct SteepBracket {
   }
 };
 
+// A score in doubt, from which the bracket goes on: where Σp^c, which is straight where no key
+// leaves, would be 1, or (every other step) at the mean of those in doubt; or next below.
+inline HWY_NOINLINE float pivot_of(const ScoreList& list, bool at_mean, double guess,
+                                   const SteepBracket& b) {
+  const DF d;
+  const int64_t L = lanes();
+  const VF in = hn::Set(d, b.in), out = hn::Set(d, b.out), zero = hn::Zero(d);
+  if (at_mean) {
+    VF sum = zero, count = zero;
+    for (int64_t n = 0; n < list.count; n += L) {
+      const VF x = hn::LoadU(d, list.score + n);
+      const hn::Mask<DF> doubt = hn::And(hn::Gt(x, out), hn::Lt(x, in));
+      sum = hn::Add(sum, hn::IfThenElseZero(doubt, hn::Sub(x, in)));
+      count = hn::Add(count, hn::IfThenElseZero(doubt, hn::Set(d, 1.0f)));
+    }
+    guess = b.in + double{hn::GetLane(hn::SumOfLanes(d, sum))} /
+                       double{hn::GetLane(hn::SumOfLanes(d, count))};
+  }
+  const VF most = hn::Set(d, static_cast<float>(guess));
+  VF pivot = hn::Set(d, -kInf), least = in;
+  for (int64_t n = 0; n < list.count; n += L) {
+    const VF x = hn::LoadU(d, list.score + n);
+    const hn::Mask<DF> doubt = hn::And(hn::Gt(x, out), hn::Lt(x, in));
+    least = hn::Min(least, hn::IfThenElse(doubt, x, least));
+    pivot = hn::Max(pivot, hn::IfThenElse(hn::And(doubt, hn::Le(x, most)), x, pivot));
+  }
+  const float found = hn::GetLane(hn::MaxOfLanes(d, pivot));
+  return found > -kInf ? found : hn::GetLane(hn::MinOfLanes(d, least));
+}
+
 template <class T>
 void close_bracket(ScoreList& list, double c, SteepBracket& b) {
-  while (!b.closed(c)) {
+  double above = 0;  // Σp at b.out, where it is known
+  for (int step = 0; !b.closed(c); ++step) {
     const double lowest = double{b.in} - std::pow(b.most_weight(), c) / c;
-    if (lowest >= b.out) b.out = HWY_MAX(b.out, std::nextafter(static_cast<float>(lowest), -kInf));
-    // Of the scores in doubt, the one at their mean or next below.
-    double sum = 0, count = 0;
-    for (int64_t n = 0; n < list.count; ++n) {
-      const bool doubt = list.score[n] > b.out && list.score[n] < b.in;
-      sum += doubt ? double{list.score[n]} - b.in : 0;
-      count += doubt ? 1 : 0;
+    if (lowest >= b.out) {
+      b.out = HWY_MAX(b.out, std::nextafter(static_cast<float>(lowest), -kInf));
+      above = 0;
     }
-    const double mean = b.in + sum / count;
-    float pivot = b.sums.below, least = b.sums.below;
-    for (int64_t n = 0; n < list.count; ++n) {
-      const float x = list.score[n];
-      if (!(x > b.out)) continue;
-      least = HWY_MIN(least, x);
-      if (x <= mean && (x > pivot || pivot > mean)) pivot = x;
-    }
-    if (pivot > mean) pivot = least;  // rounding
+    const double low = std::pow(b.sums.sum, c), high = std::pow(above, c);
+    const double guess = b.in - (double{b.in} - b.out) * (1 - low) / (high - low);
+    const float pivot = pivot_of(list, above == 0 || step % 3 == 2, guess, b);
     const SteepSums s = sum_steep<T>(list, pivot, 0, c);
     if (s.sum < 1) {
       b.in = pivot;
       b.sums = s;
     } else {
       b.out = pivot;
+      above = s.sum;
       list.keep_from(pivot);
     }
   }
+}
+
+// Newton's method on Σp, from a weight above the root, to which it falls.
+template <class T>
+double fall_to_root(const ScoreList& list, float v, double c, double w) {
+  for (int step = 0; step < 60; ++step) {
+    const SteepSums s = sum_steep<T>(list, v, w, c);
+    const double next = w - (s.sum - 1) / s.slope;
+    if (!(next < w) || next <= 0) break;
+    const bool last = w - next <= (sizeof(T) == sizeof(float) ? 1e-4 : 1e-9) * w;
+    w = next;
+    if (last) break;  // what is left is the square of that
+  }
+  return w;
 }
 
 struct Smallest {
@@ -160,34 +196,30 @@ struct Smallest {
 
 // Of the scores in the list, whose largest is `max`.
 inline HWY_NOINLINE Smallest solve_steep_lane(ScoreList& list, float max, double c) {
-  // Long lists are narrowed in float, which is faster, before double decides.
-  constexpr int64_t kLong = 128;
+  constexpr int64_t kLong = 64;
   SteepBracket b{max, -kInf, sum_steep<double>(list, max, 0, c)};
   if (list.count > kLong && !b.closed(c)) {
+    // Float, which is faster, finds where to look, and double takes the last step: unless so little
+    // weight is left that double has to decide whether there is any.
     SteepBracket rough = b;
-    ScoreList part = list;
-    close_bracket<float>(part, c, rough);
-    list.count = part.count;
-    const SteepSums s = sum_steep<double>(list, rough.in, 0, c);
-    if (s.sum < 1) {
+    close_bracket<float>(list, c, rough);
+    const double near = fall_to_root<float>(list, rough.in, c, rough.most_weight());
+    const SteepSums s = sum_steep<double>(list, rough.in, near, c);
+    const double w = near - (s.sum - 1) / s.slope;
+    if (w > 1e-5 && std::abs(w - near) <= 1e-4 * w &&
+        c * (double{rough.in} - s.below) > 1.001 * std::pow(w, c)) {
+      return {rough.in, w};
+    }
+    const SteepSums at = sum_steep<double>(list, rough.in, 0, c);
+    if (at.sum < 1) {
       b.in = rough.in;
-      b.sums = s;
+      b.sums = at;
     } else {
       b.out = rough.in;
     }
   }
   close_bracket<double>(list, c, b);
-  double w = b.most_weight();
-  // Newton's method from above falls to the root; then by rounding alone.
-  for (int step = 0; step < 60; ++step) {
-    const SteepSums s = sum_steep<double>(list, b.in, w, c);
-    const double next = w - (s.sum - 1) / s.slope;
-    if (!(next < w) || next <= 0) break;
-    const bool last = w - next <= 1e-9 * w;  // is followed by one of 1e-18
-    w = next;
-    if (last) break;
-  }
-  return {b.in, w};
+  return {b.in, fall_to_root<double>(list, b.in, c, b.most_weight())};
 }
 
 // Scores of candidates, as gather_candidates leaves them, become weights. log_factors (null: not
