@@ -174,23 +174,35 @@ HWY_NOINLINE void approach_t(const PowerNodes& nodes, float factor, float times,
   hn::Store(t, d, at);
 }
 
-// First from one key in eight, where there are many: by key number, so that neighbours' candidates
+// First from one key in eight of the first thousands, in lanes that have many of them. Which keys,
+// and which lanes, hangs on key numbers and the lane's own scores, so that neighbours' candidates
 // change nothing. A row of few large weights is misled, and comes back from there.
 template <bool kCounts>
 void approach_by_sample(const PowerNodes& nodes, float factor, const SparseStrip& p, float* t) {
-  constexpr int64_t kStep = 8, kMost = 256;
+  constexpr int64_t kStep = 8, kMost = 256, kEnough = 32;
+  const DF d;
   const int64_t L = lanes();
+  const int64_t W = strip_width();
   int32_t rows[kMost];
   int64_t count = 0;
-  for (int64_t u = 0; u < p.count && count < kMost; ++u) {
+  for (int64_t u = 0; u < p.count && p.index[u] < kStep * kMost; ++u) {
     if (p.index[u] % kStep == 0) rows[count++] = static_cast<int32_t>(u);
   }
   for (int v = 0; v < kVectors; ++v) {
     const float* strip = p.weights + v * L;
-    if (count >= 32) {
-      approach_t<kCounts, true>(nodes, factor, kStep, count, rows, strip, t + v * L);
+    float* at = t + v * L;
+    if (count >= kEnough) {
+      const VF one = hn::Set(d, 1.0f), before = hn::Load(d, at);
+      VF own = hn::Zero(d);
+      for (int64_t n = 0; n < count; ++n) {
+        const hn::Mask<DF> in = hn::Gt(hn::Load(d, strip + rows[n] * W), hn::Neg(one));
+        own = hn::Add(own, hn::IfThenElseZero(in, one));
+      }
+      approach_t<kCounts, true>(nodes, factor, kStep, count, rows, strip, at);
+      const hn::Mask<DF> many = hn::Ge(own, hn::Set(d, float{kEnough}));
+      hn::Store(hn::IfThenElse(many, hn::Load(d, at), before), d, at);
     }
-    approach_t<kCounts, false>(nodes, factor, 1, p.count, nullptr, strip, t + v * L);
+    approach_t<kCounts, false>(nodes, factor, 1, p.count, nullptr, strip, at);
   }
 }
 

@@ -267,7 +267,8 @@ inline HWY_NOINLINE void solve_entmax_steep(double alpha, float* list_memory, fl
     log = hn::IfThenElse(last, hn::Load(d, log_f + v * L), hn::Mul(less_one, log));
     return hn::IfThenElse(last, hn::Load(d, weight + v * L), x);
   };
-  // The weights add to 1 as they are: w was solved for in double.
+  // w was solved for in double, but the powers of float32 err by some 1e-6, most of it alike: the
+  // weights are divided by their sum.
   const VF none = hn::Set(d, -0.0f);
   VF support[kVectors] = {hn::Zero(d), hn::Zero(d)};
   int64_t kept = 0;
@@ -290,8 +291,19 @@ inline HWY_NOINLINE void solve_entmax_steep(double alpha, float* list_memory, fl
   });
   p.count = kept;
   for (int v = 0; v < kVectors; ++v) {
+    float* weights = p.weights + v * L;
+    VF sum[1] = {hn::Zero(d)};
+    sum_rows(p.count, p.index, sum, [&](int64_t u, VF* part) HWY_ATTR {
+      part[0] = hn::Add(part[0], hn::Load(d, weights + u * W));
+    });
+    // Lanes without candidates have no weights to divide.
+    const VF inverse = hn::Div(one, hn::IfThenElse(hn::Gt(sum[0], hn::Zero(d)), sum[0], one));
+    for (int64_t u = 0; u < p.count; ++u) {
+      hn::Store(hn::Mul(hn::Load(d, weights + u * W), inverse), d, weights + u * W);
+    }
     VF log;
-    hn::Store(weigh(hn::Load(d, p.max + v * L), v, log), d, p.max_weight + v * L);
+    const VF largest = weigh(hn::Load(d, p.max + v * L), v, log);
+    hn::Store(hn::Mul(largest, inverse), d, p.max_weight + v * L);
     hn::Store(support[v], d, p.support + v * L);
   }
 }
