@@ -217,7 +217,7 @@ def test_generate_equals_eager(kind: str, options: Dict[str, Any]) -> None:
     assert tokens[0].shape[1] > 10 or kind == "t5"
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "t5"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "gemma2", "t5", "gpt_neo", "falcon"])
 def test_a_compiled_static_generate_breaks_no_graph(kind: str) -> None:
     eager, ours = pair(kind, torch.float32)
     ids, mask = torch.randint(2, 100, (3, 10)), padded(kind)

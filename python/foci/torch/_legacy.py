@@ -137,10 +137,20 @@ def _with_method(base: Any, options_of: Callable[[Any], Dict[str, Any]], attend:
     def _attn(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: Optional[torch.Tensor] = None,
               head_mask: Optional[torch.Tensor] = None) -> Any:
+        options = options_of(self)
+        if attention_mask is not None and "window" in options["rule"]:
+            # Its buffer counts from the last key, also that of a static cache, whose end is empty:
+            # added, as its own scores have it, window and mask mean the same there.
+            N, M = query.shape[2], key.shape[2]
+            lowest = torch.finfo(attention_mask.dtype).min
+            hidden = self.bias[:, :, M - N:M, :M].logical_not()
+            attention_mask = attention_mask[..., :M] + torch.zeros(
+                (), dtype=attention_mask.dtype).masked_fill(hidden, lowest)
+            options["rule"] = {}
         y, weights = attend(
             self, query.to(value.dtype), key.to(value.dtype), value, attention_mask,
             dropout=self.attn_dropout.p if self.training else 0.0, is_causal=False,
-            head_mask=head_mask, **options_of(self))
+            head_mask=head_mask, **options)
         return y.transpose(1, 2), weights
 
     return _named_as(base, {"__init__": __init__, "_attn": _attn})
