@@ -468,14 +468,10 @@ inline HWY_NOINLINE void fold_panel(int64_t depth, const float* factor, float* p
   }
 }
 
-// panel = wide, rounded.
+// panel = wide, rounded. (Highway's DemoteTo makes the largest float of infinity on some targets.)
 inline HWY_NOINLINE void unfold_panel(int64_t depth, const double* wide, float* panel) {
-  const hn::ScalableTag<double> d;
-  const hn::Rebind<float, decltype(d)> half;
-  const auto step = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t at = 0; at < depth * strip_width(); at += step) {
-    hn::Store(hn::DemoteTo(half, hn::Load(d, wide + at)), half, panel + at);
-  }
+  const int64_t count = depth * strip_width();
+  for (int64_t i = 0; i < count; ++i) panel[i] = static_cast<float>(wide[i]);
 }
 
 // ---- packing and masks ----------------------------------------------------------------------

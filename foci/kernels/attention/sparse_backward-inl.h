@@ -295,7 +295,10 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
   for (int64_t u = 0; u < p.count; u += kKeyBlock) {
     const KeyRun run{0, p.index + u, HWY_MIN(p.count - u, kKeyBlock)};
     float* part = ds + u * W;
-    const RowBlock k = rows_together(run.count, run.index, D, s.k, s.k_stride, rows);
+    RowBlock k{};
+    if (detour || s.score != ScoreKind::dot) {
+      k = rows_together(run.count, run.index, D, s.k, s.k_stride, rows);
+    }
     if (detour) {
       if (s.softcap > 0 || g.row_scale != nullptr) {
         product_strip(s, run, k.rows, k.stride, q_panel, 1.0f, dropped);
@@ -324,7 +327,7 @@ inline void backward_sparse_strip(const RowMap& map, const Strip& s, const TileG
                    g.dv_stride);
   }
   if (g.dq != nullptr && s.score == ScoreKind::dot) {
-    gather_list(s, p, D, s.k, s.k_stride, sums_q, [&](int64_t u, int64_t) {
+    gather_list(map, s, p, D, s.k, s.k_stride, sums_q, [&](int64_t u, int64_t) {
       return ListPiece{ds + u * W, p.weights + u * W};
     });
   } else if (g.dq != nullptr) {

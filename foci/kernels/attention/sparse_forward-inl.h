@@ -212,7 +212,7 @@ inline void forward_sparse(const RowMap& map, const Strip& s, const StripOutputs
   });
 
   if (o.y == nullptr) return;
-  gather_list(s, p, s.Dv, s.v, s.v_stride, sums, [&](int64_t u, int64_t n) {
+  gather_list(map, s, p, s.Dv, s.v, s.v_stride, sums, [&](int64_t u, int64_t n) {
     const float* weights = p.weights + u * W;
     if (s.dropout.threshold > 0) {
       drop_weights(s.dropout, 0, p.index + u, n, weights, dropped);

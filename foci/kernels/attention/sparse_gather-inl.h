@@ -20,7 +20,11 @@ namespace foci::kernels {
 namespace HWY_NAMESPACE {
 
 // Weights of a row up to which it counts as one of few: its chain is off by some 2e-6 at the most.
-inline constexpr float kFewWeights = 96;
+// Rows of entmax below α = 2 would often lie on both sides of it in one strip, whose keys are dense
+// by then: they are always cut.
+inline float few_weights(const RowMap& map) {
+  return map.kind == RowNormalizer::entmax && map.alpha < 2 ? 0.0f : 64.0f;
+}
 
 // Panels [depth][W] of sums over a list of keys.
 struct ListSums {
@@ -49,16 +53,18 @@ struct ListPiece {
 
 // sums.few = Σ_u rows[index[u]] · strip[u], entries [u, u + n) of which piece(u, n) gives.
 template <class Piece>
-HWY_INLINE void gather_list(const Strip& s, const SparseStrip& p, int64_t depth, const float* rows,
-                            int64_t stride, const ListSums& sums, const Piece& piece) {
+HWY_INLINE void gather_list(const RowMap& map, const Strip& s, const SparseStrip& p, int64_t depth,
+                            const float* rows, int64_t stride, const ListSums& sums,
+                            const Piece& piece) {
   const int64_t W = strip_width();
   const bool half = half_strip(s.mask.lanes);
   const size_t floats = static_cast<size_t>(depth * W);
+  const float few = few_weights(map);
   bool any_few = false, any_many = false;
   for (int lane = 0; lane < s.mask.lanes; ++lane) {
     if (p.support[lane] == 0) continue;
-    any_few = any_few || p.support[lane] <= kFewWeights;
-    any_many = any_many || p.support[lane] > kFewWeights;
+    any_few = any_few || p.support[lane] <= few;
+    any_many = any_many || p.support[lane] > few;
   }
   std::memset(sums.few, 0, sizeof(float) * floats);
   RunCut cut;
@@ -94,7 +100,7 @@ HWY_INLINE void gather_list(const Strip& s, const SparseStrip& p, int64_t depth,
   }
   unfold_panel(depth, sums.wide, sums.many);
   for (int64_t lane = 0; lane < s.mask.lanes; ++lane) {
-    if (p.support[lane] <= kFewWeights) continue;
+    if (p.support[lane] <= few) continue;
     for (int64_t i = 0; i < depth; ++i) sums.few[i * W + lane] = sums.many[i * W + lane];
   }
 }

@@ -179,7 +179,7 @@ HWY_NOINLINE void approach_t(const PowerNodes& nodes, float factor, float times,
 // change nothing. A row of few large weights is misled, and comes back from there.
 template <bool kCounts>
 void approach_by_sample(const PowerNodes& nodes, float factor, const SparseStrip& p, float* t) {
-  constexpr int64_t kStep = 8, kMost = 256, kEnough = 32;
+  constexpr int64_t kStep = 8, kMost = 256, kEnough = 8;
   const DF d;
   const int64_t L = lanes();
   const int64_t W = strip_width();
