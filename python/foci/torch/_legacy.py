@@ -44,10 +44,10 @@ def _named_as(base: Any, members: Dict[str, Any]) -> type:
 class _OnFoci(TorchFunctionMode):
     """Where it is at work, PyTorch's scaled_dot_product_attention is a module's on foci."""
 
-    def __init__(self, module: Any, attend: Attend, wants: bool) -> None:
+    def __init__(self, module: Any, attend: Attend, wants: bool,
+                 weights: List[Optional[torch.Tensor]]) -> None:
         super().__init__()
-        self.module, self.attend, self.wants = module, attend, wants
-        self.weights: List[Optional[torch.Tensor]] = []
+        self.module, self.attend, self.wants, self.weights = module, attend, wants, weights
 
     def __torch_function__(self, func: Any, types: Any, args: Tuple[Any, ...] = (),
                            kwargs: Optional[Dict[str, Any]] = None) -> Any:
@@ -91,9 +91,10 @@ def _with_sdpa(base: Any, attend: Attend) -> type:
             args = (*args[:place - 1], False, *args[place:])
         elif wants:
             kwargs = {**kwargs, "output_attentions": False}
-        with _OnFoci(self, attend, bool(wants)) as mode:
+        made: List[Optional[torch.Tensor]] = []
+        with _OnFoci(self, attend, bool(wants), made):
             result = base.forward(self, *args, **kwargs)
-        weights = mode.weights[-1] if mode.weights else None
+        weights = made[-1] if made else None
         if weights is None or not isinstance(result, tuple):
             return result
         if flat:  # heads and batch are one dimension there
