@@ -398,7 +398,7 @@ HWY_NOINLINE void narrow_rows(const NarrowRow* rows, int count, std::byte* scrat
   uint32_t* kept = mem.take<uint32_t>(kKeyBlock);
 
   const int64_t first_block = begin / kKeyBlock * kKeyBlock;
-  const bool several = end > first_block + kKeyBlock;
+  const bool several = end - kKeyBlock > first_block;  // no row sees a key: begin is the largest
   float correction[R];
   for (int64_t at = end > 0 ? first_block : end; at < end; at += kKeyBlock) {
     const int64_t lo = HWY_MAX(at, begin), hi = HWY_MIN(at + kKeyBlock, end);
