@@ -26,7 +26,8 @@ double relative(double got, double want) {
 // The largest relative error of all elements against one number.
 double worst(const Tensor& t, double want) {
   double most = 0;
-  for (const float x : t.contiguous().span<float>()) {
+  const Tensor dense = t.contiguous();
+  for (const float x : dense.span<float>()) {
     const double e = relative(x, want);
     if (!(e <= most)) most = e;
   }
